@@ -114,6 +114,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = SEND_S
+    raw_requestline: bytes  # which typeshed leaves out
     default_request_version = "HTTP/1.0"  # by default a malformed line counts as HTTP/0.9, which has no status
 
     def parse_request(self) -> bool:

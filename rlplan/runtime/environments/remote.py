@@ -16,10 +16,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from http.client import HTTPMessage
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request
+from urllib.request import ProxyHandler, Request
 
 from rlplan.runtime.environments.protocols import parse_answer
 from rlplan.runtime.processes.http_exchange import FAILURES, explain_failure, fetch
@@ -72,15 +72,8 @@ def post(
     # A job's address may use plain http on this machine only (spec/parts/environment.py), where a proxy is wrong.
     proxies = ProxyHandler({} if urlsplit(url).scheme == "http" else None)
     try:
-        return fetch(request, deadline, MAX_BYTES, _NoRedirects(), proxies, is_enough=is_enough)
+        return fetch(request, deadline, MAX_BYTES, proxies, is_enough=is_enough)
     except HTTPError as error:
         raise NoAnswerError(f"{url} answered with status {error.code}") from None
     except FAILURES as error:
         raise NoAnswerError(f"{url} does not answer: {explain_failure(error)}") from None
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        """Refuse a redirect; its status is then reported as an error."""

@@ -88,7 +88,7 @@ def _get(url: str, token: str, deadline: Deadline) -> bytes:
     request = urllib.request.Request(url, headers={"User-Agent": f"rlplan/{__version__}"})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    return fetch(request, deadline, MAX_CONFIG_BYTES, _Redirects())[0]
+    return fetch(request, deadline, MAX_CONFIG_BYTES, _Redirects(), urllib.request.ProxyHandler())[0]
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

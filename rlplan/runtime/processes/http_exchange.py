@@ -13,10 +13,18 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection, IncompleteRead
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.request import BaseHandler, HTTPHandler, HTTPSHandler, Request, build_opener
+from urllib.request import (
+    AbstractHTTPHandler,
+    BaseHandler,
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    OpenerDirector,
+    Request,
+)
 
 from rlplan.runtime.processes.line_process import Deadline, LateError, TooLongError
 
@@ -35,8 +43,9 @@ def fetch(
     *handlers: BaseHandler,
     is_enough: Callable[[bytes], bool] = lambda part: False,
 ) -> Answer:
-    """Send a request and read its answer. handlers: further handlers of urllib, for redirects and proxies.
+    """Send a request and read its answer.
 
+    handlers: urllib's for proxies and redirects; without one for redirects, these are statuses other than 2xx.
     is_enough: gets each part of the body as it arrives; whether no more is needed.
     Raises: LateError, TooLongError, HTTPError (a status other than 2xx), OSError, HTTPException, ValueError.
     """
@@ -44,7 +53,9 @@ def fetch(
     sockets = _Sockets()
 
     def exchange() -> Answer:
-        opener = build_opener(_Plain(sockets), _Tls(sockets), *handlers)
+        opener = OpenerDirector()  # the default one would follow redirects
+        for handler in (_Connector(sockets), HTTPDefaultErrorHandler(), HTTPErrorProcessor(), *handlers):
+            opener.add_handler(handler)
         try:
             with opener.open(request, timeout=deadline.check()) as response:
                 return _read_body(response, max_bytes, is_enough), response.headers
@@ -144,19 +155,22 @@ class _TlsConnection(HTTPSConnection, _PlainConnection):
     """The same with TLS: HTTPSConnection connects through _PlainConnection, then shakes hands."""
 
 
-class _Plain(HTTPHandler):
+class _Connector(AbstractHTTPHandler):
+    """Opens both kinds of connections."""
+
+    http_request = https_request = AbstractHTTPHandler.do_request_
+
     def __init__(self, sockets: _Sockets) -> None:
         super().__init__()
-        self.connection: Any = type("Connection", (_PlainConnection,), {"sockets": sockets})
+        self.sockets = sockets
 
     def http_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(self.connection, req)
-
-
-class _Tls(HTTPSHandler):
-    def __init__(self, sockets: _Sockets) -> None:
-        super().__init__()
-        self.connection: Any = type("Connection", (_TlsConnection,), {"sockets": sockets})
+        return self.do_open(partial(self._connect, _PlainConnection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(self.connection, req)
+        return self.do_open(partial(self._connect, _TlsConnection), req)
+
+    def _connect(self, kind: type[_PlainConnection], host: str, *, timeout: float) -> _PlainConnection:
+        connection = kind(host, timeout=timeout)
+        connection.sockets = self.sockets
+        return connection
