@@ -289,7 +289,7 @@ def test_a_permalink_holds_the_question_and_a_fix_is_pressed(server: Server) -> 
 
 
 def send_bytes(server: Server, data: bytes) -> bytes:
-    """What a connection gets that sends these bytes and no more."""
+    """Send bytes on a connection of its own; return the whole answer."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
