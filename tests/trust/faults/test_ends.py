@@ -127,14 +127,13 @@ def test_a_run_that_meets_the_memory_limit_of_its_control_group_ends_with_a_mess
     assert "Traceback" not in run.stderr
 
 
-def test_a_run_is_resumed_by_a_later_release_and_refuses_another_plan(whole: FinishedRun, tmp_path: Path) -> None:
-    """The plan of an earlier release differs in its version; what it trains is compared by value."""
+def test_a_run_is_not_resumed_by_a_changed_plan_and_is_by_its_own(whole: FinishedRun, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(*JOB, "--out", str(folder))
     wait_for_step(folder, 3)
     process.send_signal(signal.SIGTERM)
     assert finish(process, folder).exit_code == 75
-    plan = folder / "plan.json"
+    plan = folder / "bundle" / "plan.json"
     content = plan.read_text()
     changed = json.loads(content)
     changed["job"]["algorithm"]["learning_rate"] = 0.5
