@@ -58,7 +58,7 @@ NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
 # The run with a hundred faults and the fault matrix have a process each, and all other tests a third one.
 PROCESSES_trust := -n 3 $(SIDE_BY_SIDE)
 
-.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench gpu-carry evidence accuracy planner trl learning site clean
+.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench gpu-carry evidence accuracy planner trl learning site audit release clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -172,6 +172,15 @@ learning: setup ## every algorithm in three seeds and two controls, an hour and 
 
 site: setup ## the pages of docs/ as a site, below build/docs
 	@exec $(VENV)/bin/python -m benchmarks.docs_site $(ARGS)
+
+audit: setup ## known vulnerabilities of the locked packages; it says NOT AUDITED where no index answers
+	@exec $(VENV)/bin/python -m pytest -q -rs -m nightly tests/trust/test_audit.py $(ARGS)
+
+release: ## the wheel and its bill of materials, in dist/ (.github/workflows/release.yml signs both)
+	@$(or $(PYTHON),python3) -m venv build/tools
+	build/tools/bin/pip install -q hatchling 'ruamel.yaml>=0.19,<0.20' cyclonedx-bom==7.5.0
+	rm -rf dist && build/tools/bin/python -m hatchling build -t wheel
+	exec build/tools/bin/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible -o dist/rlplan.cdx.json
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.runtime.run_folder.following import MAX_ALARM
 from tests.cli.conftest import Call
 from tests.report.factory import make_run
 
@@ -78,3 +79,19 @@ def test_stages_that_are_no_names_are_refused(rlplan: Call, tmp_path: Path, list
     (tmp_path / "plan.json").write_text(json.dumps({}))
     answer = rlplan("report", tmp_path)
     assert answer.exit_code == 2, answer.err
+
+
+@pytest.mark.parametrize("status", ['{"state": {"": null}}', '{"state": "failed", "exit_code": 70}', '{"state": "x"}'])
+def test_a_status_is_no_bug_of_the_command_that_reads_it(
+    rlplan: Call, good_run: Path, tmp_path: Path, status: str
+) -> None:
+    folder = hostile(good_run, tmp_path / "run", "status.json", "")
+    (folder / "status.json").write_text(status)
+    assert rlplan("watch", "--json", folder).exit_code == 5
+
+
+def test_a_long_alarm_is_cut(rlplan: Call, good_run: Path, tmp_path: Path) -> None:
+    alarm = json.dumps({"step": 1, "text": "x" * (15 << 20)})
+    answer = rlplan("watch", "--json", hostile(good_run, tmp_path / "run", "alarms.jsonl", alarm))
+    (shown,) = json.loads(answer.out)["alarms"]
+    assert len(shown) == MAX_ALARM

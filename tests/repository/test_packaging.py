@@ -27,6 +27,7 @@ LOCK = (ROOT / "requirements" / "cpu.lock").read_text()
 ENGINES = {"torch", "ray", "vllm", "deepspeed", "transformers"}
 HEAVY = ENGINES | {"pandas", "matplotlib", "jinja2", "numpy"}
 # See requirements/README.md: torch comes before the lock is complete, the others have no use on a CPU or break it.
+FOR_DEVELOPERS = {"dev", "docs", "reference"}
 LEFT_OUT_OF_THE_LOCK = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
 
 
@@ -115,6 +116,13 @@ def test_the_core_has_at_most_six_dependencies_and_none_is_heavy():
     names = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert len(names) <= 6
     assert core_closure() & HEAVY == set()
+
+
+def test_what_a_wheel_asks_for_has_an_upper_bound():
+    extras = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name not in FOR_DEVELOPERS}
+    for line in (*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)):
+        operators = {bound.operator for bound in Requirement(line).specifier}
+        assert operators & {"<", "=="}, line
 
 
 def test_every_exact_pin_of_the_cpu_extra_is_the_locked_version():

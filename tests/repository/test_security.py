@@ -85,16 +85,21 @@ PROMISES = {
         "tests/runtime/environments/test_remote.py::test_an_environment_behind_http_keeps_a_session_for_each_rollout",
         "tests/runtime/environments/test_remote.py::test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name",
         "tests/runtime/environments/test_remote.py::test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused",
+        "tests/runtime/processes/test_http_exchange.py::test_answers_in_drops_end_at_the_deadline",
+        "tests/runtime/environments/test_mcp_tools.py::test_every_schema_is_evaluated_in_time",
     ),
     "`rlplan ui` is for one person on one machine.": (
         "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
         "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
         "tests/cli/ui/test_ui.py::test_what_is_typed_comes_back_as_text",
+        "tests/cli/ui/test_ui.py::test_requests_in_drops_are_ended_and_others_are_answered",
     ),
     "Other users of the machine": (),
     "The installed packages": (
         "tests/repository/test_packaging.py::test_every_line_of_the_lock_is_an_exact_pin_with_a_hash",
         "tests/repository/test_gpu_lock.py::test_every_line_is_an_exact_pin_with_a_hash",
+        "tests/repository/test_packaging.py::test_what_a_wheel_asks_for_has_an_upper_bound",
+        "tests/repository/test_ecosystem_files.py::test_a_release_is_audited_and_signed_with_its_bill_of_materials",
     ),
 }
 """Promises of SECURITY.md, and the tests that hold it. Other users are not defended against."""

@@ -167,6 +167,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("rewards", [{"kind": "answer_matcher", "pattern": "(open"}], "not a regular expression"),
     ("rewards", [{"kind": "format_checker", "pattern": "a{99999999999999}"}], "not a regular expression"),
     ("rewards", [{"kind": "format_checker", "pattern": "(" * 3000 + ")" * 3000}], "not a regular expression"),
+    ("rewards", [{"kind": "format_checker", "pattern": "((a{1000}){1000}){1000}"}], "have 1,000,000,000 parts"),
     ("rewards", [{"kind": "format_checker", "weight": float("nan")}], "finite number"),
     ("training.dtype", "int8", "Input should be 'float32', 'bfloat16' or 'float16'"),
     ("training.zero_stage", 4, "Input should be 'auto', 0, 1, 2 or 3"),

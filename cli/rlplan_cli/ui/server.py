@@ -7,10 +7,14 @@ In: a port. Out: a server that answers until it is closed. Left out: the answers
 
 import hmac
 import json
+import math
 import secrets
+import socket
 import sys
 import threading
+import time
 import traceback
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +26,11 @@ from rlplan_cli.ui.answer import answer
 HOST = "127.0.0.1"
 MAX_BYTES = 64 << 10
 """Largest size of a request."""
+MAX_CONNECTIONS = 64
+REQUEST_S = 10.0
+"""Seconds for a client to send its whole request; later its connection is shut down."""
+SEND_S = 30.0
+"""Seconds for a client to take a whole answer."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -42,6 +51,8 @@ class Server(ThreadingHTTPServer):
         self.num_asked = 0
         """Number of questions so far."""
         self._counts, self._searches = threading.Lock(), threading.Lock()
+        self._connections: dict[socket.socket, float] = {}
+        """Open connections, with the time by which the request must be there; infinite once it is."""
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -68,18 +79,59 @@ class Server(ThreadingHTTPServer):
         with self._searches:
             return answer(fields) if number == self.num_asked else None
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more connection."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            with suppress(OSError):
+                request.send(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+            return False
+        self._connections[request] = time.monotonic() + REQUEST_S
+        return True
+
+    def note_request(self, connection: socket.socket) -> None:
+        """Note that a request was read whole."""
+        self._connections[connection] = math.inf
+
+    def service_actions(self) -> None:
+        """Shut down the connections whose request is late; `serve_forever` calls it twice a second."""
+        now = time.monotonic()
+        for connection, end_s in [*self._connections.items()]:
+            if now > end_s:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report an error, except a closed connection: the page cancels its question at every change."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
+    timeout = SEND_S
+    raw_requestline: bytes  # which typeshed leaves out
+    default_request_version = "HTTP/1.0"  # by default a malformed line counts as HTTP/0.9, which has no status
+
+    def parse_request(self) -> bool:
+        """Parse a request line and headers; answer malformed ones with status 400."""
+        is_parsed = super().parse_request()
+        if not is_parsed and not self.raw_requestline.strip():
+            self.send_error(HTTPStatus.BAD_REQUEST, "Empty request line")
+        return is_parsed
 
     def do_GET(self) -> None:
         """Send the page."""
-        url = urlsplit(self.path)
+        self.server.note_request(self.connection)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, "The address is malformed.")
+            return
         if self._is_refused(parse_qs(url.query).get("token", [""])[0]):
             return
         if url.path != "/":
@@ -123,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _fields(self) -> dict[str, str] | None:
         try:
             length = int(self.headers.get("Content-Length", ""))
-            data: Any = json.loads(self.rfile.read(length)) if 0 <= length <= MAX_BYTES else None
+            text = self.rfile.read(length) if 0 <= length <= MAX_BYTES else b""
+            self.server.note_request(self.connection)
+            data: Any = json.loads(text)
         except (ValueError, RecursionError):
             return None
         is_text = isinstance(data, dict) and all(isinstance(value, str) for value in data.values())

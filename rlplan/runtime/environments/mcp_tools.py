@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.environments.remote import MAX_BYTES, parse_json, post
+from rlplan.runtime.environments.remote import MAX_BYTES, post
+from rlplan.runtime.environments.schemas import SchemaError, check_schema, find_fault
 from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
 from rlplan.runtime.environments.tools import MAX_RESULT
 from rlplan.runtime.processes.child_processes import die_with_parent
@@ -27,6 +28,7 @@ from rlplan.runtime.processes.line_process import (
     LineProcess,
     NoAnswerError,
     TooLongError,
+    parse_json,
 )
 from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.version import __version__
@@ -65,31 +67,30 @@ class McpServer:
 
     def describe_tools(self, deadline: Deadline) -> list[dict[str, Any]]:
         """Schemas of all tools, checked to be valid JSON schemas. Raises: NoAnswerError."""
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import SchemaError
-
         try:
             schemas = [*self.list_tools(deadline).values()]
             for schema in schemas:
-                Draft202012Validator.check_schema(schema["function"]["parameters"])
+                check_schema(schema["function"]["parameters"], deadline)
         except McpError as error:
             raise NoAnswerError(str(error)) from None
         except SchemaError as error:
             name = schema["function"]["name"]
-            raise NoAnswerError(f"the input schema of {name} is not valid: {error.message[:200]}") from None
+            raise NoAnswerError(f"the input schema of {name} is not valid: {error}") from None
         return schemas
 
     def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Call a tool. Returns: its result as text, or an error with its outcome."""
         try:
             schema = self.list_tools(deadline)[name]["function"]["parameters"]
-            if wrong := _find_fault(arguments, schema):
+            if wrong := find_fault(arguments, schema, deadline):
                 return {"error": f"wrong arguments of {name}: {wrong}", "kind": WRONG}
             assert self._wire is not None, "list_tools has connected"
             return _read_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
         except McpError as error:
             kind = WRONG if error.code == _WRONG_PARAMETERS else RAISED
             return {"error": f"{name}: {str(error)[:300]}", "kind": kind}
+        except SchemaError as error:
+            return {"error": f"the input schema of {name} is not valid: {error}", "kind": RAISED}
         except NoAnswerError as error:
             self.close()
             return {"error": f"{name}: {error}", "kind": _classify_error(error)}
@@ -107,18 +108,17 @@ class McpServer:
             hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
             wire.ask("initialize", hello, deadline)
             wire.tell("notifications/initialized", deadline)
-            schemas: dict[str, dict[str, Any]] = {}
+            schemas: list[dict[str, Any]] = []
             cursor: dict[str, Any] = {}
-            while True:
+            for _ in range(MAX_TOOLS):
                 page = wire.ask("tools/list", cursor, deadline)
-                schemas |= {
-                    schema["function"]["name"]: schema for schema in map(_read_schema, _read_list(page, "tools"))
-                }
+                schemas += map(_read_schema, _read_list(page, "tools"))
                 if len(schemas) > MAX_TOOLS:
-                    raise McpError(0, f"it has more than {MAX_TOOLS} tools")
+                    break
                 if not page.get("nextCursor"):
-                    return schemas
+                    return _index_by_name(schemas)
                 cursor = {"cursor": page["nextCursor"]}
+            raise McpError(0, f"it has more than {MAX_TOOLS} tools, or pages of them")
         except BaseException:
             self.close()
             raise
@@ -136,8 +136,9 @@ class _Stdio:
         number = next(self._ids)
         self._say({"id": number, "method": method, "params": parameters}, deadline)
         while True:
+            deadline.check()  # a server may send notifications without end
             answer = self._process.receive(deadline)
-            if "method" not in answer and answer.get("id") == number:
+            if _answers(answer, number):
                 return _read_result(answer)
             if "method" in answer and "id" in answer:
                 alive: dict[str, Any] = {"result": {}}
@@ -165,18 +166,17 @@ class _Http:
         """Raises: NoAnswerError, McpError."""
         number = next(self._ids)
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
-        text, headers = post(
-            self.url, message, deadline, self._headers, lambda read: _find_event(read, number) is not None
-        )
+        events = _Events(number)
+        text, headers = post(self.url, message, deadline, self._headers, events.read)
         if session := headers.get("Mcp-Session-Id"):
             self._headers["Mcp-Session-Id"] = session
         is_stream = headers.get_content_type() == "text/event-stream"
-        answer = _find_event(text, number) if is_stream else parse_json(text)
-        if not isinstance(answer, dict) or answer.get("id") != number:
+        answer = events.answer if is_stream else parse_json(text)
+        if not isinstance(answer, dict) or not _answers(answer, number):
             raise GarbledError("an answer to another request")
         result = _read_result(answer)
         if method == "initialize":
-            self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))
+            self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))[:MAX_NAME]
         return result
 
     def tell(self, method: str, deadline: Deadline) -> None:
@@ -186,15 +186,41 @@ class _Http:
         """Do nothing: no connection stays open between messages."""
 
 
-def _find_event(read: bytes, number: int) -> dict[str, Any] | None:
-    """The answer to request `number` among the complete events so far. Source: WHATWG server-sent events."""
-    for event in read.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
-        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
-        with contextlib.suppress(ValueError):
-            answer = json.loads(data)
-            if isinstance(answer, dict) and "method" not in answer and answer.get("id") == number:
-                return answer
-    return None
+class _Events:
+    """Looks for the answer to request `number` in server-sent events as they arrive. Source: WHATWG."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.answer: dict[str, Any] | None = None
+        self._line: list[bytes] = []
+        """Parts of the line that has not ended yet."""
+        self._data: list[bytes] = []
+
+    def read(self, part: bytes) -> bool:
+        """Read the next part of the stream; whether the answer is there."""
+        first, *others = part.split(b"\n")
+        self._line.append(first)
+        for start in others:
+            self._read_line(b"".join(self._line).removesuffix(b"\r"))
+            self._line = [start]
+        return self.answer is not None
+
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].strip())
+        elif not line and self._data:
+            data, self._data = b"\n".join(self._data), []
+            with contextlib.suppress(GarbledError):
+                answer = parse_json(data)
+                if self.answer is None and _answers(answer, self.number):
+                    self.answer = answer
+
+
+def _answers(message: Any, number: int) -> bool:
+    """Whether a message is the answer to request `number`, and no request or notification of the server."""
+    if not isinstance(message, dict) or "method" in message:
+        return False
+    return type(message.get("id")) is int and message["id"] == number
 
 
 def _read_result(answer: dict[str, Any]) -> dict[str, Any]:
@@ -224,20 +250,11 @@ def _read_schema(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _find_fault(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
-    """The first violation of a schema by arguments; empty without one. External references are not followed."""
-    from jsonschema import Draft202012Validator
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        first = next(Draft202012Validator(schema, registry=Registry()).iter_errors(arguments), None)
-    except Unresolvable:
-        return ""  # the server validates the arguments itself
-    if first is None:
-        return ""
-    place = ".".join(map(str, first.absolute_path))
-    return f"{place}: {first.message[:300]}" if place else str(first.message)[:300]
+def _index_by_name(schemas: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    by_name = {schema["function"]["name"]: schema for schema in schemas}
+    if len(by_name) < len(schemas):
+        raise McpError(0, f"two of its tools have the same name: {', '.join(sorted(by_name))[:300]}")
+    return by_name
 
 
 def _read_text(name: str, result: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
-GRACE_S = 1.0
+GRACE_S = 0.8
 """Seconds after a deadline for a process to report that its server timed out, before it is killed; scaled."""
 CLOSE_S = 5.0
 """Seconds for threads to end; scaled by machine speed."""
@@ -283,4 +283,9 @@ def _is_message(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False

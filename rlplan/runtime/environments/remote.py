@@ -14,20 +14,20 @@ In: an address, requests. Out: answers in the format of a local environment.
 
 import json
 import os
-import urllib.request
 from collections.abc import Callable, Mapping
-from http.client import HTTPException, HTTPMessage
-from typing import IO, Any
-from urllib.error import HTTPError, URLError
+from http.client import HTTPMessage
+from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request
 
 from rlplan.runtime.environments.protocols import parse_answer
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, NoAnswerError, TooLongError
+from rlplan.runtime.processes.http_exchange import FAILURES, explain_failure, fetch
+from rlplan.runtime.processes.line_process import Deadline, NoAnswerError, parse_json
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 MAX_BYTES = 1 << 20
 """Most bytes of an answer."""
-_CHUNK_BYTES = 1 << 16
 
 
 class RemoteEnvironment:
@@ -59,53 +59,21 @@ def post(
     content: Mapping[str, Any],
     deadline: Deadline,
     headers: Mapping[str, str] | None = None,
-    is_enough: Callable[[bytes], bool] = lambda read: False,
+    is_enough: Callable[[bytes], bool] = lambda part: False,
 ) -> tuple[bytes, HTTPMessage]:
-    """(a server's answer to a JSON object, its headers). is_enough: whether the bytes read so far suffice.
+    """(a server's answer to a JSON object, its headers). is_enough: whether a part of the answer completes it.
 
     Raises: LateError, TooLongError, NoAnswerError.
     """
     sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
     if token := os.environ.get(TOKEN_VARIABLE, "").strip():
         sent["Authorization"] = f"Bearer {token}"
-    request = urllib.request.Request(url, json.dumps(content).encode(), sent, method="POST")
+    request = Request(url, json.dumps(content).encode(), sent, method="POST")
+    # A job's address may use plain http on this machine only (spec/parts/environment.py), where a proxy is wrong.
+    proxies = ProxyHandler({} if urlsplit(url).scheme == "http" else None)
     try:
-        with _build_opener(url).open(request, timeout=deadline.check()) as answer:
-            read = b""
-            while not is_enough(read) and (part := answer.read1(_CHUNK_BYTES)):
-                read += part
-                if len(read) > MAX_BYTES:
-                    raise TooLongError(f"an answer of more than {MAX_BYTES} bytes")
-                deadline.check()
-            return read, answer.headers
+        return fetch(request, deadline, MAX_BYTES, proxies, is_enough=is_enough)
     except HTTPError as error:
         raise NoAnswerError(f"{url} answered with status {error.code}") from None
-    except TimeoutError:
-        raise deadline.make_error() from None
-    except (URLError, OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
-            raise deadline.make_error() from None
-        raise NoAnswerError(f"{url} does not answer: {str(reason)[:200] or type(error).__name__}") from None
-
-
-def parse_json(text: bytes) -> Any:
-    """Parse an answer. Raises: GarbledError."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise GarbledError("an answer that is not JSON") from None
-
-
-def _build_opener(url: str) -> urllib.request.OpenerDirector:
-    """An opener without redirects; it uses the user's proxies except for servers on this machine."""
-    # A job's address may use plain http on this machine only (spec/parts/environment.py), where a proxy is wrong.
-    proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)
-    return urllib.request.build_opener(_NoRedirects, proxies)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        """Refuse a redirect; its status is then reported as an error."""
+    except FAILURES as error:
+        raise NoAnswerError(f"{url} does not answer: {explain_failure(error)}") from None

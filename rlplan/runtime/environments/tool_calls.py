@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlplan.runtime.processes.line_process import GarbledError, check_depth
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 
 MAX_CALLS = 32
@@ -57,7 +58,8 @@ def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall
 def _parse_calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
     try:
         parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        check_depth(parsed)
+    except (ValueError, RecursionError, GarbledError) as error:
         yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
         return
     if parsed == []:

@@ -10,15 +10,16 @@ In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a fe
 
 import os
 import re
-import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPMessage
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote, urlsplit
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
+from rlplan.runtime.processes.http_exchange import FAILURES, explain_failure, fetch
+from rlplan.runtime.processes.line_process import Deadline, NoAnswerError
 from rlplan.spec.base import explain_write_errors
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
@@ -26,7 +27,6 @@ from rlplan.version import __version__
 
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 TIMEOUT_S = 10
-CHUNK_BYTES = 1 << 16
 NEEDS_A_TOKEN = (401, 403)
 """Statuses for a gated or missing model; the hub does not tell which."""
 
@@ -65,38 +65,30 @@ def _download(name: str, key: str) -> bytes:
     url = f"{endpoint.rstrip('/')}/{quote(name)}/resolve/main/config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise _make_unreachable_error(name, key, url, "HF_HUB_OFFLINE is set")
+    deadline = Deadline(TIMEOUT_S)
     try:
         try:
-            return _get(url, "")
+            return _get(url, "", deadline)
         except urllib.error.HTTPError as error:
             if error.code not in NEEDS_A_TOKEN or not (token := _read_token()):
                 raise
-        return _get(url, token)
+        return _get(url, token, deadline)
     except urllib.error.HTTPError as error:
         if error.code in (*NEEDS_A_TOKEN, 404):
             raise make_refusal(name, key, "config.json", f"HTTP {error.code}") from None
         raise _make_unreachable_error(name, key, url, f"HTTP {error.code}") from None
-    except (OSError, HTTPException, ValueError) as error:  # no answer, or a malformed one
-        reason = getattr(error, "reason", None) or error
-        raise _make_unreachable_error(name, key, url, str(reason) or type(error).__name__) from None
+    except (NoAnswerError, *FAILURES) as error:  # no answer, or a malformed one
+        raise _make_unreachable_error(name, key, url, explain_failure(error)) from None
 
 
-def _get(url: str, token: str) -> bytes:
-    """One GET. Raises: HTTPError, OSError, HTTPException, ValueError."""
+def _get(url: str, token: str, deadline: Deadline) -> bytes:
+    """One GET. Raises: as `fetch`."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"{url} is not an http:// or https:// address")
     request = urllib.request.Request(url, headers={"User-Agent": f"rlplan/{__version__}"})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    end, content = time.monotonic() + TIMEOUT_S, b""
-    with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT_S) as answer:
-        while part := answer.read1(CHUNK_BYTES):
-            content += part
-            if len(content) > MAX_CONFIG_BYTES:
-                raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
-            if time.monotonic() > end:  # urllib's timeout bounds a single read, not the download
-                raise TimeoutError(f"not read within {TIMEOUT_S} s")
-    return content
+    return fetch(request, deadline, MAX_CONFIG_BYTES, _Redirects(), urllib.request.ProxyHandler())[0]
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

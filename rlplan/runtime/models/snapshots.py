@@ -9,11 +9,14 @@ Left out: configs for planning (hub.py, which needs no library); other hosts of 
 
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.models.hub import NEEDS_A_TOKEN, make_refusal
+from rlplan.runtime.processes.http_exchange import run_within
+from rlplan.runtime.processes.line_process import Deadline
 from rlplan.spec.files.hub_data import FILES as DATA_FILES
 from rlplan.spec.files.hub_data import HUB_DATA, split_address
 from rlplan.spec.model_files import KINDS
@@ -23,6 +26,8 @@ from rlplan.version import __version__
 
 FILES = (*KINDS, "model*.safetensors")
 """Patterns of downloaded files: configs, tokenizers, chat templates and weights."""
+LIST_S = 60.0
+"""Seconds for the hub to list a model's files. The download itself has no limit: the user sees its progress."""
 OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
 """Patterns that are ignored: subfolders hold other formats (`original/`, `onnx/`), but also chat templates."""
 
@@ -42,7 +47,8 @@ def download_model(name: str, where: str, tell: Callable[[str], None]) -> Path:
 
     cache = Path(HF_HUB_CACHE)
     try:
-        size = sum(file.file_size for file in _fetch_snapshot(name, dry_run=True) if file.will_download)
+        files = run_within(Deadline(LIST_S), partial(_fetch_snapshot, name, dry_run=True))
+        size = sum(file.file_size for file in files if file.will_download)
         _check_room(name, size, cache, where)
         tell(f"downloading {name}, {format_bytes(size)}, into {cache}")
         _fetch_snapshot(name)

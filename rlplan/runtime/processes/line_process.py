@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -21,6 +21,8 @@ from rlplan.runtime.processes.machine_speed import scale_seconds
 
 START_S = 60.0
 """Seconds for a process to import its packages, and the job's files; scaled by machine speed."""
+MAX_DEPTH = 64
+"""Deepest nesting of an answer: its readers recurse, some of them by eight calls a level."""
 DEATH_S = 1.0
 """Seconds for a process to exit after it closed its output; scaled by machine speed."""
 
@@ -73,10 +75,10 @@ class Deadline:
         return remaining_s
 
     def await_pipe(self, pipe: int, event: int) -> None:
-        """Wait until a pipe can be read or written. Raises: LateError at the deadline."""
+        """Wait until a pipe can be read or written. Raises: LateError at the deadline, even if it can."""
         poll = select.poll()
         poll.register(pipe, event)
-        if not poll.poll(1000 * self.remaining_s):
+        if not poll.poll(1000 * self.check()):
             raise self.make_error()
 
 
@@ -114,7 +116,7 @@ class LineProcess:
                 # POLLOUT guarantees room for PIPE_BUF bytes only.
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
             except OSError:
-                raise NoAnswerError(self._describe_death()) from None
+                raise NoAnswerError(self._describe_death(deadline)) from None
 
     def receive(self, deadline: Deadline) -> dict[str, Any]:
         """Wait for the next answer. Raises: NoAnswerError."""
@@ -123,15 +125,12 @@ class LineProcess:
             deadline.await_pipe(pipe, select.POLLIN)
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise NoAnswerError(self._describe_death())
+                raise NoAnswerError(self._describe_death(deadline))
             self.unread += piece
             if len(self.unread) > self.max_bytes:
                 raise TooLongError(f"an answer of more than {self.max_bytes} bytes")
         line, _, self.unread = self.unread.partition(b"\n")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            raise GarbledError("an answer that is not JSON") from None
+        answer = parse_json(line)
         if not isinstance(answer, dict):
             raise GarbledError("an answer that is not a JSON object")
         return answer
@@ -149,10 +148,37 @@ class LineProcess:
                 pipe.close()
         self._process.wait()
 
-    def _describe_death(self) -> str:
+    def _describe_death(self, deadline: Deadline) -> str:
+        death_s = scale_seconds(DEATH_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return describe_exit(self._process.wait(scale_seconds(DEATH_S)))
+            return describe_exit(self._process.wait(min(death_s, deadline.remaining_s)))
         return "its process closed its output"
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse an answer. Raises: GarbledError."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        raise GarbledError("an answer that is not JSON") from None
+    check_depth(answer)
+    return answer
+
+
+def check_depth(value: Any) -> None:
+    """Check that a value of JSON is not nested so deeply that its readers fail. Raises: GarbledError."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [part for container in level for part in _list_parts(container)]
+        if not level:
+            return
+    raise GarbledError(f"JSON nested more than {MAX_DEPTH} deep")
+
+
+def _list_parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def describe_exit(code: int) -> str:

@@ -21,6 +21,7 @@ from rlplan.runtime.rewards.assertions.trees import (
     is_python,
     name_program_function,
 )
+from rlplan.runtime.rewards.verifiers import WHITE_SPACE
 from rlplan.runtime.sandbox.programs import Case, CaseResult
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 
@@ -112,7 +113,7 @@ def _make_call(name: str, arguments: Any, right: Any) -> Pair:
     """A call in LeetCode's format: one JSON value per line, or a list of arguments; a method if Solution exists."""
     if isinstance(arguments, str):
         try:
-            arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
+            arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
             right = json.loads(right) if isinstance(right, str) else right
         except ValueError:
             raise UnreadableTestsError("arguments of a call must be JSON, one value per line") from None
@@ -208,5 +209,9 @@ def _are_equal(value: Any, right: Any) -> bool:
 
 
 def _split_lines(text: str) -> list[str]:
-    """Lines without trailing spaces, and without empty lines at the end."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    """Lines without white space at their ends, and without empty lines at the end.
+
+    >>> _split_lines("a \\r\\nb\\n\\n") == ["a", "b"], _split_lines("a\\x0bb") == ["a", "b"]
+    (True, False)
+    """
+    return [line.rstrip(WHITE_SPACE) for line in text.rstrip(WHITE_SPACE).split("\n")]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rlplan.runtime.rewards.code_executor import grade_program
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, Verdict
-from rlplan.runtime.rewards.verifiers import check_format, extract_answer, match_answer
+from rlplan.runtime.rewards.verifiers import WHITE_SPACE, check_format, extract_answer, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
@@ -93,7 +93,7 @@ class Judge:
     def _match_answer(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
         if spec.compares == "text":
             return match_answer(spec, response.text, response.prompt.answer), ""
-        extracted, right = extract_answer(spec, response.text), response.prompt.answer.strip()
+        extracted, right = extract_answer(spec, response.text), response.prompt.answer.strip(WHITE_SPACE)
         if not extracted or extracted == right:
             return float(bool(extracted)), ""
         if len(extracted) > MAX_MATH_TEXT:

@@ -13,21 +13,24 @@ from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec, Rewa
 PATTERN_TIMEOUT_S = 1.0
 """Time limit of one pattern, in seconds. A normal one takes microseconds; this long means catastrophic backtracking."""
 
+WHITE_SPACE = " \t\r\n"
+"""White space that comparisons ignore: around answers, and at the ends of printed lines. All else counts."""
+
 
 def match_answer(spec: AnswerMatcherSpec, text: str, answer: str) -> float:
     """1 when the first group of the pattern's first match equals the answer, ignoring surrounding whitespace."""
     extracted = extract_answer(spec, text)
-    return float(extracted is not None and extracted == answer.strip())
+    return float(extracted is not None and extracted == answer.strip(WHITE_SPACE))
 
 
 def extract_answer(spec: AnswerMatcherSpec, text: str) -> str | None:
     """The first group of the pattern's first match, without surrounding whitespace; None without a match."""
     match = _match_pattern("search", spec, text)
-    return None if match is None or match.group(1) is None else str(match.group(1)).strip()
+    return None if match is None or match.group(1) is None else str(match.group(1)).strip(WHITE_SPACE)
 
 
 def check_format(spec: FormatCheckerSpec, text: str) -> float:
-    return float(_match_pattern("fullmatch", spec, text.strip()) is not None)
+    return float(_match_pattern("fullmatch", spec, text.strip(WHITE_SPACE)) is not None)
 
 
 def _match_pattern(name: str, spec: RewardSpec, text: str) -> Any:

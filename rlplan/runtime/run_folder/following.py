@@ -22,6 +22,8 @@ LOCK_NAME = ".running"
 """The file that a run keeps locked while it runs (run_lock.py)."""
 GOING_ON = ("running", "starting")
 KEPT_STEPS, KEPT_ALARMS = 64, 8
+MAX_ALARM = 500
+"""Maximum number of characters shown of an alarm."""
 MAX_EXIT_CODE = 255
 MAX_TOLD = 1 << 16
 """Maximum number of bytes read of status.json."""
@@ -85,8 +87,8 @@ class Follower:
         for row in self._rows("trace.jsonl"):
             self._take_record(row)
         for row in self._rows("alarms.jsonl"):
-            now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}")
-        now.state = str(status.get("state", now.state))
+            now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}"[:MAX_ALARM])
+        now.state = str(status.get("state", now.state))[:MAX_ALARM]
         now.exit_code, now.message = _read_exit_code(status), str(status.get("message", ""))
         now.seconds = max(now.seconds, read_number(status.get("seconds")))
         if now.is_going_on and not is_running(self.folder):
@@ -211,7 +213,8 @@ def check_success(standing: Standing, folder: Path) -> None:
         rule="a successful run ends as `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
         way_out=f"rlplan run --resume {folder} continues from its checkpoint; rlplan report {folder} shows it",
     )
-    error.exit_code = standing.exit_code or (RunError.exit_code if is_gone else EXIT_BUG)
+    # A bug of the run is none of the command that reads its folder.
+    error.exit_code = RunError.exit_code if standing.exit_code in (None, 0, EXIT_BUG) else standing.exit_code
     raise error
 
 

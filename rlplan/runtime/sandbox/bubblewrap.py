@@ -85,7 +85,8 @@ class Bubblewrap(Sandbox):
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"),
             # The runner is process 1 of its namespace: no program inside can kill or stop it, and bwrap waits for it.
             *("--as-pid-1", "--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME"),
-            *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),  # 65534 is nobody
+            *("/tmp", "--setenv", "TMPDIR", "/tmp"),
+            *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),  # 65534 is nobody
             *self._view,
             *("--size", str(self.limits.disk_bytes), "--tmpfs", "/tmp", "--dir", "/dev"),
             *(part for name in ("null", "zero", "urandom") for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")),

@@ -36,7 +36,9 @@ class Bare(Sandbox):
 
     def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command = (INTERPRETER, *self._runner.flags)
-        return run_command(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
+        return run_command(
+            command, self._runner.code, program, stops_early=stops_early, stop=self.stop, owns_folder=False
+        )
 
     def clean(self) -> None:
         """Do nothing: no state is kept between runs."""

@@ -1,17 +1,22 @@
 """The `sandlock` sandbox: Landlock and seccomp without namespaces or root, for hosts where bubblewrap may not run.
 
-Programs cannot write anywhere, so no file stays behind. It is slower than bubblewrap, because an interpreter sets up
-each sandbox. sandlock counts memory and CPU per process, so a watch adds them up over the process tree. The seccomp
-list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
+Programs can write only to a folder of the run, where they start; its name is not /tmp. (sandlock can map /tmp to it,
+but mknod and bind then reach the host's /tmp.) It is slower than bubblewrap: an interpreter sets up each sandbox.
+sandlock counts memory and CPU per process, so a watch adds them up over the process tree, and the folder's files too.
+The seccomp list of bubblewrap is applied before the program is loaded, because sandlock answers some calls itself.
 
 In: programs. Out: reports. Left out: a process namespace. A program can kill its runner, so a missing verdict scores 0
 here whatever the cause. Processes that a test leaves behind end with the program, not with the test.
 """
 
+import errno
 import importlib.util
 import json
 import os
 import shutil
+import stat
+import subprocess
+import tempfile
 from pathlib import Path
 
 from rlplan.errors import HostError
@@ -20,12 +25,12 @@ from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, compile_system_runner
 from rlplan.runtime.sandbox.process import run_command
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
 from rlplan.runtime.sandbox.seccomp import compose_filter_code, read_denied_calls
-from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
+from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, NAME_BYTES, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
 _LAUNCHER = """
 import ctypes, json, os, sys
-os.environ["HOME"] = "/tmp"
+os.environ["HOME"] = "/tmp"  # sandlock asks for one
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphaned processes become children of this process
 sys.path.insert(0, sys.argv[1])
 from sandlock import Sandbox
@@ -66,20 +71,38 @@ class Landlocked(Sandbox):
         self._places = find_interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._uids = ClaimedUids(num_slots)
+        self._folder = Path(tempfile.mkdtemp(prefix="rlplan-sandlock-"))
+        self._folder.chmod(0o711)  # programs have other users
 
     def run_in_slot(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        command, limits = self._make_command(self._uids.numbers[slot]), program.limits
-        watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
-        return run_command(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
+        uid, folder, limits = self._uids.numbers[slot], self._folder / str(slot), program.limits
+        folder.mkdir()
+        if self._setpriv:
+            os.chown(folder, uid, uid)
+        tree = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
+
+        def watch(pid: int) -> str | None:
+            return tree(pid) or ("memory" if measure_files(folder, limits.disk_bytes) > limits.disk_bytes else None)
+
+        try:
+            command = self._make_command(uid, folder)
+            return run_command(
+                command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop
+            )
+        finally:
+            remove_folder(folder)
 
     def clean(self) -> None:
+        self._folder.rmdir()
         self._uids.close()
 
-    def _make_command(self, uid: int) -> tuple[str, ...]:
+    def _make_command(self, uid: int, folder: Path) -> tuple[str, ...]:
         policy = {
-            "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
-            "fs_writable": ["/dev/null"],
+            "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom", str(folder)],
+            "fs_writable": ["/dev/null", str(folder)],
             "fs_denied": ["/proc"],  # sandlock would emulate parts of it
+            "cwd": str(folder),
+            "env": {"LANG": "C.UTF-8", **dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))},
             "max_memory": self.limits.memory_bytes,
             "max_processes": self.limits.num_processes,
             "clean_env": True,
@@ -90,3 +113,28 @@ class Landlocked(Sandbox):
         drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()
         launch = (BASE_EXECUTABLE, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
         return (*drop, *launch, INTERPRETER, *self._runner.flags)
+
+
+def measure_files(folder: Path, enough: int) -> int:
+    """Bytes of a folder's files and names, counted up to `enough`; more where its paths are too long to be read."""
+    total, waiting = 0, [str(folder)]
+    while waiting and total <= enough:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    total += 512 * status.st_blocks + NAME_BYTES
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(entry.path)
+        except OSError as error:
+            total += enough + 1 if error.errno == errno.ENAMETOOLONG else 0
+    return total
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a run's folder, whatever its program did to it: depth and modes of folders in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        removes = 'chmod -R u+rwx "$1"; rm -rf "$1"'
+        subprocess.run(["/bin/sh", "-c", removes, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)

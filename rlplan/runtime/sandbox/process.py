@@ -86,11 +86,13 @@ def run_command(
     stops_early: bool = False,
     watch: Watch | None = None,
     stop: int | None = None,
+    owns_folder: bool = True,
 ) -> Report:
     """Run a program through a command that starts the runner, and send the runner's code first.
 
-    stop: descriptor of a pipe whose hang-up ends the run. A runner without a verdict is reported as `killed`; the
-    caller knows whether a program can have killed it.
+    stop: descriptor of a pipe whose hang-up ends the run. owns_folder: whether the runner starts in a folder of its
+    own, which it empties between cases. A runner without a verdict is reported as `killed`; the caller knows whether a
+    program can have killed it.
     """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
@@ -111,7 +113,11 @@ def run_command(
     start_s = scale_seconds(START_S)
     # An honest runner writes the cases' output and, per case, a header and an error line of at most 300 characters.
     max_output_bytes = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
-    talk = _Talk(process, code + _encode_request(program, stops_early, start_s) + nonce, max_output_bytes)
+    talk = _Talk(
+        process,
+        code + _encode_request(program, stops_early, start_s, owns_folder=owns_folder) + nonce,
+        max_output_bytes,
+    )
     try:
         status = talk.read_until_done(start_s, program.limits.total_s, watch, stop)
     finally:
@@ -192,7 +198,7 @@ class _Talk:
         return bool(piece)
 
 
-def _encode_request(program: Program, stops_early: bool, start_s: float) -> bytes:
+def _encode_request(program: Program, stops_early: bool, start_s: float, *, owns_folder: bool) -> bytes:
     """The runner's input as Python literals, which need no import inside: the shared request, then the cases."""
     limits = program.limits
     rlimits = {
@@ -213,6 +219,7 @@ def _encode_request(program: Program, stops_early: bool, start_s: float) -> byte
         "total_output_bytes": limits.total_output_bytes,
         "rlimits": rlimits,
         "stops_early": stops_early,
+        "owns_folder": owns_folder,
     }
     cases = ({"stdin": case.stdin, "call": case.call} for case in program.cases)
     bodies = (ascii(part).encode("ascii") for part in (request, *cases))

@@ -1,9 +1,10 @@
 """The runner: the first process inside a sandbox, which runs a program's cases one by one and reports their results.
 
 It has the standard library only; the interpreter gets it as text. It reads a request from standard input, says that it
-is ready, forks a child for each case, and reports. Children inherit neither its input nor its output. Each case is read
-when the earlier ones are done, so no case sees the input of a later one. The nonce that makes a report valid comes last
-on the input. It is read when all children are done, so no child's memory ever held it.
+is ready, forks a child for each case, and reports. Children inherit neither its input nor its output, and their folder
+is empty where it is the sandbox's own. Each case is read when the earlier ones are done, so no case sees the input of a
+later one. The nonce that makes a report valid comes last on the input. It is read when all children are done, so no
+child's memory ever held it.
 
 A child says that it is up before it loads the program, and cannot take that back. A case whose child did not come up
 is therefore `broken`, unless the program's earlier cases can have caused it.
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         total_output_bytes: int
         rlimits: dict[str, int]
         stops_early: bool
+        owns_folder: bool
+        """Whether the folder at the start is the sandbox's own, and empty at first."""
 
     class Case(TypedDict):
         """One case."""
@@ -249,6 +252,30 @@ def _end_others() -> None:
         pass
 
 
+def _empty_folder(folder: bytes, mode: int) -> bool:
+    """Empty a folder for the next case; whether it worked. Nested ones are flattened: the program chose their depth."""
+    number = time.monotonic_ns()
+    try:
+        if os.stat(folder).st_mode != mode:  # gVisor's belongs to root, and no program can change it
+            os.chmod(folder, mode & 0o7777)
+        while names := os.listdir(folder):
+            for name in names:
+                try:
+                    os.unlink(folder + b"/" + name)
+                    continue
+                except OSError:  # a folder
+                    os.chmod(folder + b"/" + name, 0o700)
+                for inner in os.listdir(folder + b"/" + name):
+                    source, number = folder + b"/" + name + b"/" + inner, number + 1
+                    if os.lstat(source).st_mode & 0o170000 == 0o040000:  # a folder moves only when it can be written
+                        os.chmod(source, 0o700)
+                    os.rename(source, folder + b"/.%d" % number)
+                os.rmdir(folder + b"/" + name)
+    except OSError:
+        return False
+    return True
+
+
 def _judge_failed_start(has_run: bool, error: "int | None") -> str:
     """The status of a case whose child did not come up: `killed` if earlier cases can have caused it, else `broken`.
 
@@ -308,6 +335,7 @@ def main() -> None:
         while unsaid:
             _write_all(1, unsaid.pop())
 
+    folder, mode = os.getcwdb(), os.stat(".").st_mode
     for index in range(request["num_cases"]):
         results.append(
             _run_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin)
@@ -315,6 +343,9 @@ def main() -> None:
         begin()  # called even if no child came up, so that the driver waits for the report
         left -= sum(map(len, results[-1][1:]))
         _end_others()
+        is_last = index + 1 == request["num_cases"]
+        if not is_last and request["owns_folder"] and not _empty_folder(folder, mode):
+            results[-1] = "killed", b"", b"the files that it left cannot be removed"
         if results[-1][0] == "broken" or (results[-1][0] != "ok" and request["stops_early"]):
             for _ in range(index + 1, request["num_cases"]):
                 _read_part()

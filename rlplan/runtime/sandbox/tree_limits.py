@@ -21,7 +21,7 @@ BETWEEN_LOOKS = "memory and CPU of processes that live less than 20 ms (between 
 """Usage that no limit covers where control groups cannot be created."""
 _TMP = Path("/tmp")
 """Writable folder of a sandbox."""
-_NAME_BYTES = 1_024
+NAME_BYTES = 1_024
 """Memory of one inode and directory entry in a tmpfs: 960 bytes by a control group's count on Linux 6.18."""
 _NUMBERS = itertools.count()
 """Numbers in the names of groups: one process may open several sandboxes."""
@@ -186,7 +186,7 @@ def _measure_name_bytes(tree: list[int]) -> int:
             inside = Path(f"/proc/{pid}/root{_TMP}")
             if inside.stat().st_dev != outside:
                 names = os.statvfs(inside)
-                return (names.f_files - names.f_ffree) * _NAME_BYTES
+                return (names.f_files - names.f_ffree) * NAME_BYTES
     return 0
 
 

@@ -16,12 +16,38 @@ from rlplan.units import GIB, MIB
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
+MAX_PATTERN_PARTS = 100_000
+"""Most parts of a pattern after counted repeats are written out, as the matcher does: 27 MB."""
+_PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<count>\d+)[^}]*\}|.", re.DOTALL)
+
+
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
+    if (num_parts := _count_parts(pattern)) > MAX_PATTERN_PARTS:
+        raise ValueError(f"its repeats, written out, have {num_parts:,} parts; at most {MAX_PATTERN_PARTS:,}")
     return pattern
+
+
+def _count_parts(pattern: str) -> int:
+    """Parts of a pattern after counted repeats are written out.
+
+    >>> _count_parts("ab"), _count_parts("(ab|c){10}d"), _count_parts("((a{9}){9}){9}"), _count_parts("[{9}(]{2}")
+    (2, 41, 729, 2)
+    """
+    counts, last = [0], 0
+    for part in _PATTERN_PART.finditer(pattern):
+        if part[0] == "(":
+            counts.append(0)
+            continue
+        if part[0] == ")" and len(counts) > 1:
+            last = counts.pop()
+        else:
+            last = last * (int(part["count"]) - 1) if part["count"] else 1
+        counts[-1] += last
+    return sum(counts)
 
 
 def check_group(pattern: str) -> str:

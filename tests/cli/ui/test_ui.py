@@ -286,3 +286,43 @@ def test_a_permalink_holds_the_question_and_a_fix_is_pressed(server: Server) -> 
         browser.says("document.querySelector('[data-fix]').click()")
         browser.wait("document.querySelector('#answer .status').innerText.startsWith('Fits')", 60)
         assert "more=training." in browser.says("location.hash")
+
+
+def send_bytes(server: Server, data: bytes) -> bytes:
+    """Send bytes on a connection of its own; return the whole answer."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "GET", "\0\1\2", "GET / HTTP/x", "GET / / /", "POST /", "GET http://[ HTTP/1.0", "\x16\x03\x01\x02"],
+)
+def test_a_malformed_request_line_is_answered(server: Server, line: str) -> None:
+    assert send_bytes(server, line.encode() + b"\r\n\r\n").startswith(b"HTTP/1.0 400 ")
+
+
+def test_requests_in_drops_are_ended_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "REQUEST_S", 0.5)
+    monkeypatch.setattr(served, "MAX_CONNECTIONS", 4)
+    with Server(0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        start = b"POST / HTTP/1.1\r\nContent-Length: 9\r\nHost: 127.0.0.1:%d\r\nX-Token: %s\r\n\r\n{" % (
+            server.server_port,
+            server.token.encode(),
+        )
+        connections = [socket.create_connection(("127.0.0.1", server.server_port), timeout=30) for _ in range(4)]
+        for connection, part in zip(connections, (b"", b"GET", b"GET / HTTP/1.1\r\nX: ", start), strict=True):
+            connection.sendall(part)
+        wait_until(lambda: len(server._connections) == 4, 10, pause_s=0.01)
+        refused = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+        assert refused.recv(100).startswith(b"HTTP/1.0 503 ")
+        wait_until(lambda: not server._connections, 10, pause_s=0.02)
+        assert asked(server, f"/?token={server.token}")[0] == 200
+        for connection in (*connections, refused):
+            connection.close()
+        server.shutdown()
+        thread.join()

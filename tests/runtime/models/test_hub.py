@@ -95,7 +95,7 @@ def test_a_token_is_not_sent_on_to_another_host(hub: Hub, tmp_path: Path) -> Non
 
 def test_an_answer_that_is_too_long_is_no_config(hub: Hub, tmp_path: Path) -> None:
     answer = fetch("someone/endless", hub.address, tmp_path)
-    assert "the hub cannot be reached: more than" in answer.stderr
+    assert "the hub cannot be reached: an answer of more than" in answer.stderr
     assert not (tmp_path / "rlplan").exists()
 
 

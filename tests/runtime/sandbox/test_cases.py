@@ -22,14 +22,16 @@ if input() == "leave":
     if os.fork() == 0:
         os.setsid()
         while True:
-            open("/tmp/beat", "w").write(repr(time.monotonic()))
+            try:
+                open("/tmp/beat", "w").close()
+            except OSError:
+                pass
             time.sleep(0.005)
     while not os.path.exists("/tmp/beat"):
         time.sleep(0.005)
 else:
-    before = open("/tmp/beat").read()
     time.sleep(0.1)
-    print(open("/tmp/beat").read() == before)
+    print(os.listdir("/tmp"))
 """
 
 
@@ -43,7 +45,7 @@ def sandbox() -> Iterator[Sandbox]:
 def test_what_a_case_leaves_running_is_gone_before_the_next_begins(sandbox: Sandbox) -> None:
     report = sandbox.run(Program(BEATS, (Case(b"leave\n"), Case(b"look\n"))))
     assert [case.status for case in report.cases] == ["ok", "ok"]
-    assert report.cases[1].output == b"True\n"
+    assert report.cases[1].output == b"[]\n"
 
 
 def test_closing_ends_a_program_at_once_and_nothing_is_left() -> None:
