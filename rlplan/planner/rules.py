@@ -184,8 +184,26 @@ def _check_trainer(job: SettledJob) -> Iterator[str]:
         yield "training.offload_device nvme: the runtime offloads to host memory only (training.offload_device=cpu)"
     if job.roles.reference.dtype not in ("auto", training.dtype):
         yield "roles.reference.dtype: the reference must have the policy's dtype (roles.reference.dtype=auto)"
+    yield from _check_teacher(job)
     if training.lora is not None and EXPERTS in training.lora.target_modules:
         yield "training.lora.target_modules experts: PEFT has no adapters for the stacked tensors of routed experts"
+
+
+def _check_teacher(job: SettledJob) -> Iterator[str]:
+    """Refuse what a KL over several tokens of the teacher (`algorithm.teacher_top_k`) does not support."""
+    key = f"algorithm.teacher_top_k {job.algorithm.teacher_top_k}"
+    if not job.algorithm.teacher_top_k:
+        return
+    if job.device_kind == "cuda":
+        yield f"{key}: it is tested on CPU hosts only, not on GPUs (algorithm.teacher_top_k=0)"
+    if job.training.ulysses not in ("auto", 1) or job.training.tp not in ("auto", 1):
+        yield f"{key}: ranks that share a pass do not share the teacher's tokens (training.ulysses=1, training.tp=1)"
+    policy, teacher = _load_policy(job), job.load_role_models().get(Role.TEACHER)
+    if policy is not None and teacher is not None and policy.vocab_size != teacher.vocab_size:
+        yield (
+            f"{key}: the teacher has {teacher.vocab_size} tokens, the policy {policy.vocab_size}, so that ids do not "
+            "match (algorithm.teacher_top_k=0)"
+        )
 
 
 def _check_gpus(job: SettledJob) -> Iterator[str]:

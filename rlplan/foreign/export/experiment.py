@@ -65,7 +65,7 @@ def _list_learning_names(job: JobSpec) -> Iterator[str]:
     if declared.has_value:
         yield from ("value_clip", "value_learning_rate", "value_warmup_steps")
     if Role.TEACHER in job.scored_roles:
-        yield "teacher_coef"
+        yield from ("teacher_coef", "teacher_top_k")
 
 
 def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:

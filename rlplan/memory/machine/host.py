@@ -17,6 +17,7 @@ same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA
 DRIVER_HOST_BYTES = 2 * GIB
 """Bytes of the driver and Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more
 workers."""
+FLOAT_BYTES, ID_BYTES = 4, 4
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
 """Bytes of a rollout's token: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2
@@ -44,15 +45,31 @@ def pinned_bytes(num_bytes: int) -> int:
     return 0 if num_bytes <= 0 else 1 << (num_bytes - 1).bit_length()
 
 
-def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
+def teacher_bytes(job: SettledJob, vocab_size: int) -> int:
+    """Bytes of a teacher's distribution at one response token (`algorithm.teacher_top_k`); 0 without one.
+
+    Counts: a log-prob in fp32 for each kept token, and its id in int32 unless the whole vocabulary is kept.
+    Source: runtime/rollout/experience.py, `TeacherTokens`.
+
+    >>> from types import SimpleNamespace as Some
+    >>> from rlplan.spec.parts.algorithm import AlgorithmSpec
+    >>> sizes = (0, 64, "all")
+    >>> [teacher_bytes(Some(algorithm=AlgorithmSpec(teacher_top_k=k)), 151_936) for k in sizes]
+    [0, 512, 607744]
+    """
+    kept = job.algorithm.count_teacher_tokens(vocab_size)
+    return kept * (FLOAT_BYTES if kept == vocab_size else FLOAT_BYTES + ID_BYTES)
+
+
+def rollout_buffer_bytes(num_rollouts: int, seq_len: int, token_bytes: int = TOKEN_BYTES) -> int:
     """Bytes of the rollouts of a step on the host that runs the driver.
 
-    Counts: tokens times TOKEN_BYTES, twice. Assumes: every sequence has this length.
+    Counts: tokens times `token_bytes`, twice. Assumes: every sequence has this length.
 
     >>> rollout_buffer_bytes(1024, 4096)
     201326592
     """
-    return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * TOKEN_BYTES
+    return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * token_bytes
 
 
 def object_store_bytes(host_bytes: int) -> int:

@@ -11,7 +11,7 @@ from rlplan.dataflow.layouts import RoleLayout, Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
-from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES, rollout_buffer_bytes, teacher_bytes
 from rlplan.memory.predict import Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
@@ -77,7 +77,12 @@ def predict_cpu_ledger(
         host_of_device=_hosts_of_devices(job, schedule),
     )
     processes = _list_host_processes(job, models, profile, schedule)
-    return predict_ledger(schedule, processes, _list_other_rows(job, profile, schedule), empty, job.workload.num_steps)
+    others = [*_list_other_rows(job, profile, schedule)]
+    if teacher := teacher_bytes(job, model.vocab_size):
+        size = rollout_buffer_bytes(job.workload.num_rollouts_per_step, job.workload.max_response_len, teacher)
+        kept = SourcedBytes(value=size, provenance=Provenance.DERIVED, source="memory.host")
+        others.append(build_constant_row(schedule, "teacher_tokens", kept))
+    return predict_ledger(schedule, processes, others, empty, job.workload.num_steps)
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
@@ -106,7 +111,8 @@ def _list_host_processes(
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
-                forecast = ScorerForecast(job, model, profile, len(layout.devices), shares=layout.shares_frozen_weights)
+                devices, shares = len(layout.devices), layout.shares_frozen_weights
+                forecast = ScorerForecast(job, model, profile, devices, role=layout.role, shares=shares)
             yield Process(
                 name,
                 device,

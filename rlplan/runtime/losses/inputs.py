@@ -39,6 +39,10 @@ class LossInputs:
     teacher_logprobs: torch.Tensor | None = None
     """The teacher's log-probs, [T]; None without a teacher."""
 
+    teacher_divergences: torch.Tensor | None = None
+    """KL(policy || teacher) at each token, summed over the vocabulary, [T], with gradient; None for the estimate from
+    `teacher_logprobs`."""
+
     lengths: tuple[int, ...] = ()
     """Number of chosen tokens of each sequence, [S]; the sum is T."""
 
@@ -214,7 +218,10 @@ def add_common_terms(
             kl = kl * _weigh_kl(inputs, spec)
         if spec.kl_in == "loss":
             loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
-    if inputs.teacher_logprobs is not None:
+    if inputs.teacher_divergences is not None:  # a sum over tokens, not an estimate from the sampled one: no ratio
+        details["teacher_reverse_kl"] = inputs.teacher_divergences.detach()
+        loss = loss + spec.teacher_coef * (inputs.weights * inputs.teacher_divergences).sum()
+    elif inputs.teacher_logprobs is not None:
         details["teacher_reverse_kl"] = (inputs.logprobs - inputs.teacher_logprobs).detach()
         losses = reverse_kl(inputs.logprobs, inputs.teacher_logprobs, inputs.log_ratio, 1 + spec.clip_high)
         importance = importance_weights(inputs, spec, {})

@@ -6,6 +6,10 @@ Left out: the buffer over steps (buffer.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,17 @@ class FinishedRequest:
     completions: tuple[Completion, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherTokens:
+    """A teacher's distribution at the C tokens of a response that the policy chose: k tokens of the vocabulary each."""
+
+    logprobs: "np.ndarray[Any, Any]"
+    """Log-probs, fp32, [C, k]; of the whole vocabulary in its order, or the highest first."""
+
+    ids: "np.ndarray[Any, Any] | None" = None
+    """Token ids, int32, [C, k]; None for the whole vocabulary."""
+
+
 @dataclass(slots=True)
 class Rollout:
     """One completion with its rewards, scores and advantages. C: tokens that the policy chose."""
@@ -215,6 +230,9 @@ class Rollout:
 
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Scores by role: one number per chosen token, [C]; a reward model's single number, [1]."""
+
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher's distributions, for `algorithm.teacher_top_k`."""
 
     turn_rewards: tuple[tuple[int, float], ...] = ()
     """(chosen tokens up to the turn's end, part of `reward`) of each turn before the last."""
@@ -263,7 +281,10 @@ class TrainSample:
     """Advantages, [C]."""
 
     teacher_logprobs: tuple[float, ...] = ()
-    """The teacher's log-probs, [C]."""
+    """The teacher's log-probs, [C]; empty with `teacher_tokens`."""
+
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher's distributions, for `algorithm.teacher_top_k`."""
 
     values: tuple[float, ...] = ()
     """The value model's predictions at scoring time, [C]."""

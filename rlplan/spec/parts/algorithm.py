@@ -7,7 +7,7 @@ Left out: the declarations (algorithms/, one file each), and the losses that the
 import math
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
@@ -73,6 +73,9 @@ class AlgorithmSpec(Spec):
     that of KL(policy || reference), also on stale rollouts (DeepSeek-V3.2)."""
     teacher_coef: float = Field(default=1.0, ge=0)
     """Coefficient of the reverse KL to the teacher, KL(policy || teacher), in the loss."""
+    teacher_top_k: Literal["all"] | NonNegativeInt = 0
+    """Tokens of the teacher over which each position's reverse KL sums: `all` of the vocabulary, or the teacher's k
+    likeliest and the others as one; 0 estimates the KL from the sampled token."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus."""
     token_weights: Literal["sequence", "token", "constant"] = "sequence"
@@ -223,6 +226,10 @@ class AlgorithmSpec(Spec):
     def corrects_importance(self) -> bool:
         """Whether losses have importance weights; `auto` is resolved before a loss is computed."""
         return self.importance in ("truncate", "mask")
+
+    def count_teacher_tokens(self, vocab_size: int) -> int:
+        """Tokens of the teacher's distribution that are kept for each position; 0 for the sampled token alone."""
+        return vocab_size if self.teacher_top_k == "all" else min(self.teacher_top_k, vocab_size)
 
     @property
     def has_kl(self) -> bool:

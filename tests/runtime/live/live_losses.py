@@ -35,6 +35,19 @@ def read_rollouts(rows: list[dict[str, Any]]) -> list["Rollout"]:
     return rollouts
 
 
+def ask_teacher(live: "LiveRank", rollouts: list["Rollout"]) -> None:
+    """Let a scorer with the teacher's folder give its distributions."""
+    from rlplan.runtime.rollout.experience import SequencePair, TeacherTokens
+    from rlplan.runtime.workers.scorer import Scorer
+
+    scorer = Scorer("scorer/teacher/0", live.job, "teacher", 1)
+    scorer.start(str(live.job.roles.teacher.path))
+    pairs = [SequencePair(r.prompt.tokens, r.completion.tokens, r.completion.observed) for r in rollouts]
+    for rollout, tokens in zip(rollouts, scorer.score(pairs, "teacher"), strict=True):
+        assert isinstance(tokens, TeacherTokens)
+        rollout.teacher_tokens = tokens
+
+
 def losses(live: "LiveRank") -> dict[str, Any]:
     """This rank's passes, its loss, and the whole mini-batch's gradient by parameter."""
     import torch
@@ -49,6 +62,8 @@ def losses(live: "LiveRank") -> dict[str, Any]:
         with torch.no_grad():
             weight.copy_(torch.arange(weight.numel()).view_as(weight) / NUM_DUMMIES - 1)
     rollouts = read_rollouts(live.case["rollouts"])
+    if job.algorithm.teacher_top_k:
+        ask_teacher(live, rollouts)
     for rollout, judged in zip(rollouts, find_advantage(job.algorithm)(rollouts, job.algorithm), strict=True):
         rollout.advantage, rollout.advantages, rollout.returns = judged.whole, judged.advantages, judged.returns
     samples = [make_train_sample(rollout) for rollout in rollouts]

@@ -4,7 +4,10 @@ Each answer is a forward pass of its own, without packing; nothing of rlplan is 
 mini-batch into passes, and shares it out over its ranks, as in a run.
 """
 
+import atexit
 import math
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +43,9 @@ class Answer:
     reference: Tensor
     teacher: Tensor
     old_values: Tensor
+    distribution: Tensor
+    """Log-probs of all tokens at each learned one, [n, V], with gradient."""
+    teacher_distribution: Tensor
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -55,17 +61,35 @@ def load_model() -> Any:
     return AutoModelForCausalLM.from_pretrained(make_job().policy.path, dtype=torch.float32)
 
 
-def compute_plainly(row: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probs, entropies, hidden states) of the tokens that the policy chose in an answer."""
+@cache
+def make_teacher() -> tuple[Any, str]:
+    """The policy's model with noise on its weights, and the folder that it is saved in."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(make_job().policy.path, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    folder = tempfile.mkdtemp(prefix="rlplan-teacher-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(make_job().policy.path, folder, dirs_exist_ok=True)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def compute_plainly(row: dict[str, Any], model: Any = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(log-probs, entropies, hidden states, distributions) of the tokens that the policy chose in an answer."""
     tokens = torch.tensor([row["prompt"] + row["response"]])
-    output = load_model()(tokens, output_hidden_states=True)
+    output = (model or load_model())(tokens, output_hidden_states=True)
     observed = {place for start, end in row["observed"] for place in range(start, end)}
     chosen = [place for place in range(len(row["response"])) if place not in observed]
     places = torch.tensor(chosen, dtype=torch.long) + len(row["prompt"]) - 1
     distribution = output.logits[0, places].log_softmax(-1)
     words = torch.tensor([row["response"][place] for place in chosen], dtype=torch.long)
     logprobs = distribution.gather(1, words[:, None])[:, 0]
-    return logprobs, -(distribution.exp() * distribution).sum(-1), output.hidden_states[-1][0, places]
+    entropies = -(distribution.exp() * distribution).sum(-1)
+    return logprobs, entropies, output.hidden_states[-1][0, places], distribution
 
 
 @cache
@@ -109,12 +133,15 @@ def read_answers(rows: list[dict[str, Any]]) -> tuple[list[Answer], Tensor]:
     head.requires_grad_()
     answers = []
     for row in rows:
-        logprobs, entropies, states = compute_plainly(row)
+        logprobs, entropies, states, distribution = compute_plainly(row)
+        with torch.no_grad():
+            teacher = compute_plainly(row, make_teacher()[0])[-1]
         count = 0 if row["has_failed"] else len(logprobs) - row["num_ignored"]
         noted = {"old": row["scores"]["policy"], "sampled": row["sampled"], "old_values": row["scores"]["value"]}
         noted |= {name: row["scores"][name] for name in ("reference", "teacher")}
         numbers = {name: torch.tensor(values[:count]) for name, values in noted.items()}
         own = {"policy": logprobs[:count], "entropy": entropies[:count], "values": (states @ head)[:count]}
+        own |= {"distribution": distribution[:count], "teacher_distribution": teacher[:count]}
         facts = {name: row[name] for name in ("group", "reward", "greedy_reward", "has_failed")}
         answers.append(Answer(**facts, **own, **numbers))
     return answers, head
@@ -346,6 +373,23 @@ def distillation(answers: list[Answer]) -> Tensor:
     return average_answers(answers, [x + 0.7 * t for x, t in zip(losses, teacher, strict=True)])
 
 
+def distillation_over(top_k: int | None) -> Loss:
+    """KL(policy || teacher) over all words, or over the teacher's k likeliest and the rest as one word."""
+
+    def compute(answers: list[Answer]) -> Tensor:
+        losses = surrogate(answers, judge_by_group(answers, normalize))
+        for index, answer in enumerate(answers):
+            own, other = answer.distribution.exp(), answer.teacher_distribution.exp()
+            if top_k is not None:
+                places = other.topk(top_k).indices
+                own, other = own.gather(1, places), other.gather(1, places)
+                own, other = (torch.cat([each, 1 - each.sum(1, keepdim=True)], 1) for each in (own, other))
+            losses[index] = losses[index] + 0.7 * (own * (own / other).log()).sum(1)
+        return average_answers(answers, losses)
+
+    return compute
+
+
 def dual_clip(answers: list[Answer]) -> Tensor:
     """Ye et al. 2020, equation 5, with c = 1.3."""
     losses = []
@@ -435,6 +479,11 @@ CASES: dict[str, tuple[Loss, dict[str, Any]]] = {
     "kto": (kto, {"name": "kto", "kl_coef": 0.3}),
     "sft": (sft, {"name": "sft"}),
     "distillation": (distillation, {"kl_coef": 0, "teacher_coef": 0.7}),
+    "distillation over 3 tokens": (distillation_over(3), {"kl_coef": 0, "teacher_coef": 0.7, "teacher_top_k": 3}),
+    "distillation over the vocabulary": (
+        distillation_over(None),
+        {"kl_coef": 0, "teacher_coef": 0.7, "teacher_top_k": "all", "entropy_coef": 0.0},
+    ),
     "dual clip": (dual_clip, {"kl_coef": 0, "dual_clip": 1.3}),
     **{
         f"unbiased {name}": (unbiased_kl(name), {"kl_coef": 0.3, "kl_estimator": name, "has_unbiased_kl": True})
@@ -498,7 +547,7 @@ def build_case(name: str) -> dict[str, Any]:
     if settings["name"] == "ppo":
         overrides["roles.value.shares_backbone"] = True
     if "teacher_coef" in settings:
-        overrides["roles.teacher.path"] = make_job().policy.path
+        overrides["roles.teacher.path"] = make_teacher()[1]
     return {"exercise": "losses", "overrides": overrides, "rollouts": rows}
 
 
