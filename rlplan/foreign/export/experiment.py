@@ -57,7 +57,7 @@ def _list_learning_names(job: JobSpec) -> Iterator[str]:
     yield from _OF_LOSS.get(declared.loss, ())
     yield from _OF_ADVANTAGE.get(declared.advantage, ())
     if spec.kl_coef:
-        yield from ("kl_in", "kl_estimator", "has_unbiased_kl")
+        yield from ("kl_in", "kl_estimator", *["has_unbiased_kl"] * (spec.kl_in == "loss"))
     if spec.overlong_buffer:
         yield "overlong_penalty"
     if spec.importance in ("truncate", "mask"):

@@ -17,7 +17,6 @@ same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA
 DRIVER_HOST_BYTES = 2 * GIB
 """Bytes of the driver and Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more
 workers."""
-FLOAT_BYTES, ID_BYTES = 4, 4
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
 """Bytes of a rollout's token: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2
@@ -45,31 +44,36 @@ def pinned_bytes(num_bytes: int) -> int:
     return 0 if num_bytes <= 0 else 1 << (num_bytes - 1).bit_length()
 
 
-def teacher_bytes(job: SettledJob, vocab_size: int) -> int:
-    """Bytes of a teacher's distribution at one response token (`algorithm.teacher_top_k`); 0 without one.
+def choices_bytes(job: SettledJob, model: ModelSpec) -> int:
+    """Bytes on the driver's host of a teacher's distributions (`algorithm.teacher_top_k`) and of recorded experts
+    (`rollout.replays_experts`) of a step; 0 without them.
 
-    Counts: a log-prob in fp32 for each kept token, and its id in int32 unless the whole vocabulary is kept.
-    Source: runtime/rollout/experience.py, `TeacherTokens`.
+    Counts: n x (response x k x (log-prob + id) + sequence x layers x experts of a token x 2), without ids for the whole
+    vocabulary; in four copies: the worker's answer, Ray's object store, the driver, and the trainers' samples.
+    Source: runtime/rollout/experience.py. Assumes: every layer has experts, every sequence the longest length.
 
     >>> from types import SimpleNamespace as Some
     >>> from rlplan.spec.parts.algorithm import AlgorithmSpec
-    >>> sizes = (0, 64, "all")
-    >>> [teacher_bytes(Some(algorithm=AlgorithmSpec(teacher_top_k=k)), 151_936) for k in sizes]
-    [0, 512, 607744]
+    >>> work, rollout = Some(num_rollouts_per_step=2, max_response_len=5, max_seq_len=9), Some(replays_experts=False)
+    >>> jobs = [Some(algorithm=AlgorithmSpec(teacher_top_k=k), workload=work, rollout=rollout) for k in (0, 64, "all")]
+    >>> [choices_bytes(job, Some(vocab_size=1000, experts=None, num_layers=2)) for job in jobs]
+    [0, 20480, 160000]
     """
-    kept = job.algorithm.count_teacher_tokens(vocab_size)
-    return kept * (FLOAT_BYTES if kept == vocab_size else FLOAT_BYTES + ID_BYTES)
+    work, kept = job.workload, job.algorithm.count_teacher_tokens(model.vocab_size)
+    teacher = kept * (4 if kept == model.vocab_size else 8)
+    routing = 2 * model.num_layers * model.experts.num_active if job.rollout.replays_experts and model.experts else 0
+    return 4 * work.num_rollouts_per_step * (work.max_response_len * teacher + work.max_seq_len * routing)
 
 
-def rollout_buffer_bytes(num_rollouts: int, seq_len: int, token_bytes: int = TOKEN_BYTES) -> int:
+def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
     """Bytes of the rollouts of a step on the host that runs the driver.
 
-    Counts: tokens times `token_bytes`, twice. Assumes: every sequence has this length.
+    Counts: tokens times TOKEN_BYTES, twice. Assumes: every sequence has this length.
 
     >>> rollout_buffer_bytes(1024, 4096)
     201326592
     """
-    return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * token_bytes
+    return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * TOKEN_BYTES
 
 
 def object_store_bytes(host_bytes: int) -> int:

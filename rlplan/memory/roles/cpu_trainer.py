@@ -11,7 +11,6 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.host import teacher_bytes
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
@@ -99,7 +98,6 @@ class TrainerForecast(Forecast):
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             sizes[MemoryKind.GRADIENTS] = self._sum_states(action, run_phase).get(MemoryKind.GRADIENTS, 0)
             is_first = not self._has_stepped(action, run_phase)
-            sizes[MemoryKind.PROCESS] += self._teacher_bytes
             sizes = find_passes_peak(take_snapshots(self.rank_state, self.shape, resident=sizes, is_first=is_first))
         elif action.kind is ActionKind.SCORE:
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
@@ -129,19 +127,6 @@ class TrainerForecast(Forecast):
     def _has_late_moments(self) -> bool:
         """Whether Adam's moments appear in the first step. Some DeepSpeed optimizers step once while they are built."""
         return MemoryKind.OPTIMIZER not in self.states.after_build().device
-
-    @property
-    def _teacher_bytes(self) -> int:
-        """Bytes of the teacher's distributions at the rank's tokens, and again at those of one micro-batch.
-
-        Four more rows of the vocabulary than an entropy needs are compared at a time.
-        """
-        each = teacher_bytes(self.job, self.model.vocab_size)
-        if not each or self.layout.role is not Role.POLICY:
-            return 0
-        tokens = self._share * self.job.workload.max_response_len + self.shape.num_head_tokens
-        rows = 4 * self.shape.rows_at_once.upcast * FLOAT_BYTES * self.model.vocab_size
-        return tokens * each + rows
 
     @property
     def _share(self) -> int:

@@ -11,7 +11,7 @@ from rlplan.dataflow.layouts import RoleLayout, Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
-from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES, rollout_buffer_bytes, teacher_bytes
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES, choices_bytes
 from rlplan.memory.predict import Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
@@ -77,12 +77,9 @@ def predict_cpu_ledger(
         host_of_device=_hosts_of_devices(job, schedule),
     )
     processes = _list_host_processes(job, models, profile, schedule)
-    others = [*_list_other_rows(job, profile, schedule)]
-    if teacher := teacher_bytes(job, model.vocab_size):
-        size = rollout_buffer_bytes(job.workload.num_rollouts_per_step, job.workload.max_response_len, teacher)
-        kept = SourcedBytes(value=size, provenance=Provenance.DERIVED, source="memory.host")
-        others.append(build_constant_row(schedule, "teacher_tokens", kept))
-    return predict_ledger(schedule, processes, others, empty, job.workload.num_steps)
+    return predict_ledger(
+        schedule, processes, _list_other_rows(job, model, profile, schedule), empty, job.workload.num_steps
+    )
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
@@ -111,8 +108,7 @@ def _list_host_processes(
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
-                devices, shares = len(layout.devices), layout.shares_frozen_weights
-                forecast = ScorerForecast(job, model, profile, devices, role=layout.role, shares=shares)
+                forecast = ScorerForecast(job, model, profile, len(layout.devices), shares=layout.shares_frozen_weights)
             yield Process(
                 name,
                 device,
@@ -145,7 +141,9 @@ def _find_provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKi
     }
 
 
-def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+def _list_other_rows(
+    job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, schedule: Schedule
+) -> Iterator[LedgerRow]:
     """Rows of processes that are no workers: driver, rewards and environments on the first host, Ray on each host.
 
     Imports of the job's own environment function are not counted.
@@ -155,6 +153,9 @@ def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Sched
     for host in range(job.hardware.num_hosts):
         ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
         yield build_constant_row(schedule, ray, overheads.ray_system, where)
+    if size := choices_bytes(job, model):
+        kept = SourcedBytes(value=size, provenance=Provenance.DERIVED, source="memory.host")
+        yield build_constant_row(schedule, "rollouts", kept)
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
         yield build_constant_row(schedule, VERIFIER_PROCESS, bound)

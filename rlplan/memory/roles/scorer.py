@@ -16,7 +16,6 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.host import teacher_bytes
 from rlplan.memory.machine.overheads import set_slack
 from rlplan.memory.model.block import FLOAT_BYTES
 from rlplan.memory.model.block_families import cut_layers
@@ -69,18 +68,10 @@ class ScorerForecast(Forecast):
     """One scorer process of a CPU host. See `predict.Forecast`."""
 
     def __init__(
-        self,
-        job: ResolvedJob,
-        model: ModelSpec,
-        profile: HardwareProfile,
-        num_processes: int,
-        *,
-        role: Role = Role.REFERENCE,
-        shares: bool = False,
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
     ) -> None:
         """shares: whether the processes shard the weights (ZeRO-3); otherwise each has all of them."""
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
-        self.role = role
         self.states = build_frozen_states(job.training, model, num_processes) if shares else None
 
     def predict_resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
@@ -103,14 +94,6 @@ class ScorerForecast(Forecast):
         return self.job.training.dtype.num_bytes * self.model.num_parameters
 
     @property
-    def _teacher_bytes(self) -> int:
-        """Bytes of a teacher's distributions at the process's rollouts: the answer, and one pass before it is cut."""
-        work, job = self.job.workload, self.job
-        tokens = ceil_div(work.num_rollouts_per_step, self.num_processes) * work.max_response_len
-        of_pass = min(tokens, job.max_tokens_per_micro_batch)
-        return (tokens + 2 * of_pass) * teacher_bytes(job, self.model.vocab_size)
-
-    @property
     def _largest_numel(self) -> int:
         return max(tensor.numel for tensor in self.model.parameters)
 
@@ -120,8 +103,6 @@ class ScorerForecast(Forecast):
         if action.kind is ActionKind.SCORE:
             shape = build_cpu_shape(self.model, self.job.training.dtype.num_bytes)
             sizes[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
-            if self.role is Role.TEACHER:
-                sizes[MemoryKind.LOGITS] += self._teacher_bytes
             if self.states is not None:
                 sizes[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(self._largest_numel)
         elif action.kind is ActionKind.START_SCORER and self.states is not None:

@@ -13,7 +13,7 @@ from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, E
 from rlplan.dataflow.placements import GENERATION, find_trainer_choice
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.frameworks.profile import ScoredWords
-from rlplan.memory.machine.host import rollout_buffer_bytes, teacher_bytes
+from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, find_incoming
 from rlplan.memory.roles.kept_copies import StagedOnHost, add_sent_weights
@@ -56,9 +56,7 @@ class RoleBytes:
         self.known = memo.get_table(RoleBytes, self.job, self.models, self.overheads, self.engine_overheads)
         self.lengths = job.workload.lengths
         workload = job.workload
-        count, teacher = workload.num_rollouts_per_step, teacher_bytes(job, self.policy.vocab_size)
-        self.rollout_buffer = rollout_buffer_bytes(count, workload.max_seq_len)
-        self.rollout_buffer += rollout_buffer_bytes(count, workload.max_response_len, teacher)
+        self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
     def get_model(self, role: Role) -> ModelSpec:
         """Model of a role; the policy if the role has none of its own."""

@@ -54,6 +54,7 @@ def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> Tra
         group=rollout.group,
         advantage=rollout.advantage,
         images=rollout.prompt.images,
+        experts=rollout.completion.experts,
     )
 
 

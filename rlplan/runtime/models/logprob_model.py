@@ -21,6 +21,7 @@ from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.images.tower import compute_positions as axes_of
 from rlplan.runtime.images.tower import embed_with_images
 from rlplan.runtime.learning.packing import pack_best_fit
+from rlplan.runtime.models.router_replay import RouterReplay
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TeacherTokens, TrainSample, chosen_indices
 
@@ -54,6 +55,9 @@ class TokenBatch:
 
     teacher: "Teacher | None" = None
     """The teacher's distributions at the sampled tokens; None without `algorithm.teacher_top_k`."""
+
+    experts: torch.Tensor | None = None
+    """Experts to replay, [T, layers with experts, experts of a token]; -1 where the router chooses."""
 
 
 class Teacher(NamedTuple):
@@ -92,7 +96,19 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
         lengths=tuple(lengths),
         images=tuple(images),
         teacher=_join_teacher([s.teacher_tokens for s in sequences if isinstance(s, TrainSample)]),
+        experts=_join_experts(sequences),
     )
+
+
+def _join_experts(sequences: Sequence[TrainSample | SequencePair]) -> torch.Tensor | None:
+    shapes = [sequence.experts.shape[1:] for sequence in sequences if sequence.experts is not None]
+    if not shapes:
+        return None
+    rows = [np.full((sequence.num_tokens, *shapes[0]), -1, np.int16) for sequence in sequences]
+    for chosen, sequence in zip(rows, sequences, strict=True):
+        if sequence.experts is not None:
+            chosen[: len(sequence.experts)] = sequence.experts[: len(chosen)]
+    return torch.as_tensor(np.concatenate(rows))
 
 
 def _join_teacher(parts: Sequence[TeacherTokens | None]) -> Teacher | None:
@@ -170,6 +186,7 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.language_model: Any = language_model
         self.sharing = sharing
+        self.replay = RouterReplay(language_model)
         head: Any = self.language_model.lm_head
         scale, cap = read_multiplier_and_cap(self.language_model.config)
         head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
@@ -187,6 +204,7 @@ class LogprobModel(nn.Module):
     def compute_own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
         """(this rank's part of a pack, the hidden states that predict its response tokens)."""
         part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        self.replay.experts = part.experts
         return part, compute_predicting_states(self.language_model, part, self.sharing)
 
     def gather_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

@@ -174,6 +174,10 @@ class Completion:
     failure: str = ""
     """The environment's error, which masks the completion from training; empty without an error."""
 
+    experts: "np.ndarray[Any, Any] | None" = None
+    """Experts that the engine's routers chose for prompt and response but the last token, with
+    `rollout.replays_experts`: int16, [tokens, layers with experts, experts of a token]."""
+
     @property
     def chosen(self) -> tuple[int, ...]:
         return tuple(self.tokens[index] for index in chosen_indices(len(self.tokens), self.observed))
@@ -310,6 +314,9 @@ class TrainSample:
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
 
+    experts: "np.ndarray[Any, Any] | None" = None
+    """`Completion.experts`."""
+
     @property
     def num_learned(self) -> int:
         """Number of response tokens that the loss learns from."""
@@ -360,6 +367,9 @@ class SequencePair:
 
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
+
+    experts: "np.ndarray[Any, Any] | None" = None
+    """`Completion.experts`, for passes of the policy."""
 
     @property
     def num_tokens(self) -> int:

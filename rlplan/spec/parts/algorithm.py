@@ -127,10 +127,10 @@ class AlgorithmSpec(Spec):
         declared = custom if isinstance(custom, dict) else _declared_defaults(data.get("name", DEFAULT))
         defaults = declared.get("defaults", {})
         filled = {**defaults, **data} if isinstance(defaults, dict) else data
-        bounds = (
-            _MASK_BOUNDS.get(filled.get("importance_level", "token")) if filled.get("importance") == "mask" else None
-        )
-        return dict(zip(("importance_low", "importance_high"), bounds, strict=True)) | filled if bounds else filled
+        bounds = _MASK_BOUNDS.get(str(filled.get("importance_level", "token")))
+        if filled.get("importance") != "mask" or bounds is None:
+            return filled
+        return {"importance_low": bounds[0], "importance_high": bounds[1], **filled}
 
     @field_validator("name")
     @classmethod
@@ -176,28 +176,22 @@ class AlgorithmSpec(Spec):
 
     @model_validator(mode="after")
     def _corrections_have_an_effect(self) -> "AlgorithmSpec":
-        loss, is_clipped = self.declaration.loss, self.declaration.loss not in _UNCLIPPED and self.weighs_rollouts
-        rules = {
-            "algorithm.importance: none leaves importance_level and importance_veto without effect": (
-                self.importance == "none" and (self.importance_veto or self.importance_level != "token"),
-                "algorithm.importance=truncate",
+        is_clipped = self.weighs_rollouts and self.declaration.loss not in _UNCLIPPED
+        has_kl_loss = self.weighs_rollouts and self.has_kl and not self.has_kl_in_reward
+        is_off = self.importance == "none" and (self.importance_veto or self.importance_level != "token")
+        lacks_kl = self.has_unbiased_kl and not has_kl_loss
+        for is_broken, message, way_out in (
+            (is_off, "importance: none ignores importance_level and importance_veto", "importance=truncate"),
+            (self.dual_clip and not is_clipped, f"dual_clip: {self.name} clips no ratio", "dual_clip=0"),
+            (0 < self.dual_clip <= 1, f"dual_clip {self.dual_clip:g} is a ratio and must be above 1", "dual_clip=3"),
+            (
+                lacks_kl,
+                "has_unbiased_kl: only the KL of sampled tokens in the loss has weights",
+                "has_unbiased_kl=false",
             ),
-            f"algorithm.dual_clip: {self.name}'s loss, {loss}, clips no ratio": (
-                self.dual_clip and not is_clipped,
-                "algorithm.dual_clip=0",
-            ),
-            f"algorithm.dual_clip {self.dual_clip:g} is a ratio and must be above 1": (
-                0 < self.dual_clip <= 1 and is_clipped,
-                "algorithm.dual_clip=3",
-            ),
-            "algorithm.has_unbiased_kl: only the KL of sampled tokens in the loss has weights": (
-                self.has_unbiased_kl and not (self.weighs_rollouts and self.has_kl and not self.has_kl_in_reward),
-                "algorithm.has_unbiased_kl=false",
-            ),
-        }
-        for message, (is_broken, way_out) in rules.items():
+        ):
             if is_broken:
-                raise PydanticCustomError("value_error", message, {"way_out": way_out})
+                raise PydanticCustomError("value_error", f"algorithm.{message}", {"way_out": f"algorithm.{way_out}"})
         return self
 
     @model_validator(mode="after")
