@@ -43,7 +43,7 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
         "max_num_batched_tokens": job.rollout.max_num_batched_tokens,
         "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
         "block_size": job.rollout.block_size,
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": not job.rollout.replays_experts,
         "enable_chunked_prefill": job.device_kind == "cuda",
         "enforce_eager": not job.rollout.has_cuda_graphs,
         "logprobs_mode": "processed_logprobs",

@@ -43,6 +43,8 @@ CPU_EXPERT_MULTIPLE = 32
 experts/cpu_moe.py."""
 MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
+REPLAYED = ("Qwen3MoeForCausalLM",)
+"""Architectures whose routers' choices are replayed in the trainer."""
 
 
 def find_job_refusals(job: SettledJob) -> Iterator[str]:
@@ -189,8 +191,22 @@ def _check_trainer(job: SettledJob) -> Iterator[str]:
         yield "training.offload_device nvme: the runtime offloads to host memory only (training.offload_device=cpu)"
     if job.roles.reference.dtype not in ("auto", training.dtype):
         yield "roles.reference.dtype: the reference must have the policy's dtype (roles.reference.dtype=auto)"
+    yield from _check_copied_choices(job)
     if training.lora is not None and EXPERTS in training.lora.target_modules:
         yield "training.lora.target_modules experts: PEFT has no adapters for the stacked tensors of routed experts"
+
+
+def _check_copied_choices(job: SettledJob) -> Iterator[str]:
+    """Refuse models whose tokens or experts a teacher's distributions, or router replay, cannot name."""
+    policy, key = _load_policy(job), "rollout.replays_experts"
+    if policy is not None and job.rollout.replays_experts and policy.architecture not in REPLAYED:
+        yield f"{key}: it is tested with {', '.join(REPLAYED)} only ({key}=false)"
+    teacher = job.load_role_models().get(Role.TEACHER) if job.algorithm.teacher_top_k else None
+    if policy is not None and teacher is not None and policy.vocab_size != teacher.vocab_size:
+        yield (
+            f"algorithm.teacher_top_k {job.algorithm.teacher_top_k}: the teacher has {teacher.vocab_size} tokens, the "
+            f"policy {policy.vocab_size} (algorithm.teacher_top_k=0)"
+        )
 
 
 def _check_gpus(job: SettledJob) -> Iterator[str]:

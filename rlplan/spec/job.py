@@ -104,6 +104,12 @@ class JobSpec(JobRoles):
     def _teacher_judges_samples(self) -> Self:
         key = "path" if Role.TEACHER in self.roles.paths else "adapter"
         if Role.TEACHER not in self.roles.paths | self.roles.adapters:
+            if self.algorithm.teacher_top_k:
+                raise PydanticCustomError(
+                    "value_error",
+                    "algorithm.teacher_top_k: the job has no teacher (roles.teacher.path)",
+                    {"way_out": "algorithm.teacher_top_k=0"},
+                )
             return self
         if not self.has_rollouts:
             raise ValueError(

@@ -77,13 +77,14 @@ def collected_rows() -> tuple[set[str], set[str]]:
         "loss",
         "entropy_sum",
         "is_clipped_sum",
-        *(f"logprob_difference_{what}" for what in ("sum", "count", "max")),
+        *(f"logprob_difference_{what}" for what in ("sum", "count", "max", "kl_sum")),
         "ratio_max",
         "kl_sum",
+        "importance_squared_sum",
         "teacher_reverse_kl_sum",
         *(
             f"{name}_{what}"
-            for name in ("importance", "is_corrected", "is_ranked_right", "margin")
+            for name in ("importance", "is_corrected", "is_masked", "is_ranked_right", "margin")
             for what in ("sum", "count")
         ),
     )

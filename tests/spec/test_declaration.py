@@ -142,6 +142,12 @@ TWO = {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}
             "trained with it",
         ),
         ({"algorithm.importance_low": 3.0}, "must be below"),
+        ({"algorithm.importance": "none", "algorithm.importance_veto": 1e-4}, "none ignores importance_level and"),
+        ({"algorithm.importance": "none", "algorithm.importance_level": "sequence"}, "none ignores importance_level and"),
+        ({"algorithm.name": "cispo", "algorithm.dual_clip": 3}, "clips no ratio"),
+        ({"algorithm.dual_clip": 0.5}, "must be above 1"),
+        ({"algorithm.has_unbiased_kl": True, "algorithm.kl_coef": 0}, "only the KL of sampled tokens in the loss"),
+        ({"algorithm.has_unbiased_kl": True, "algorithm.name": "ppo"}, "only the KL of sampled tokens in the loss"),
         ({"algorithm.overlong_buffer": 13}, "at most workload.max_response_len"),
         ({"placement.max_buffered_groups": 3}, "must hold one step's prompts"),
     ],
@@ -209,6 +215,20 @@ def test_of_pairs_only_the_best_and_the_worst_are_trained(
 def test_importance_is_corrected_by_default_where_log_probs_differ(overrides: dict[str, Any], importance: str) -> None:
     job = make_job(**overrides)
     assert job.algorithm.importance == importance
+
+
+@pytest.mark.parametrize(
+    ("level", "bounds"), [("token", (0.5, 5.0)), ("sequence", (0.0, 3.0)), ("geometric", (0.999, 1.001))]
+)
+def test_a_mask_has_the_published_bounds_of_its_level(level: str, bounds: tuple[float, float]) -> None:
+    """IcePop's, TRL's and verl's; a bound that the job names stays. Truncation is at 2, as verl recommends."""
+    asked = {"algorithm.importance_level": level}
+    masked = make_job(**asked, **{"algorithm.importance": "mask"}).algorithm
+    assert (masked.importance_low, masked.importance_high) == bounds
+    bounded = make_job(**asked, **{"algorithm.importance": "mask", "algorithm.importance_high": 9.0}).algorithm
+    assert (bounded.importance_low, bounded.importance_high) == (bounds[0], 9.0)
+    truncated = make_job(**asked, **{"algorithm.importance": "truncate"}).algorithm
+    assert (truncated.importance_low, truncated.importance_high) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize("importance", ["auto", "none", "truncate"])

@@ -276,14 +276,15 @@ def _write_row(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dic
 def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Values that satisfy conditions; among several, the current one.
 
-    Bounds and `*` are left to the rows of their keys.
+    Bounds, `*` and parts of words are left to the rows of their keys.
     """
     for key, condition in conditions.items():
         is_given = (
             key in settings.entries and isinstance(condition, list | tuple) and matches(settings.value(key), condition)
         )
         first = settings.value(key) if is_given else condition[0] if isinstance(condition, list | tuple) else condition
-        if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
+        is_left = isinstance(first, dict) or (isinstance(first, str) and first.startswith((">", "<", "*")))
+        if first is not None and not is_left:
             yield key, first
 
 

@@ -24,9 +24,7 @@ _ALWAYS = (
 )
 _OF_ROLLOUTS = ("entropy_coef", "token_weights", "masks_truncated", "overlong_buffer", "max_refills", "importance")
 _OF_LOSS = {
-    "clipped_ratio": ("clip_low", "clip_high"),
-    "sequence_ratio": ("clip_low", "clip_high"),
-    "answer_ratio": ("clip_low", "clip_high"),
+    **dict.fromkeys(("clipped_ratio", "sequence_ratio", "answer_ratio"), ("clip_low", "clip_high", "dual_clip")),
     "clipped_weight": ("clip_high",),
 }
 _OF_ADVANTAGE = {"generalized": ("gamma", "gae_lambda"), "batch_normalized": ("gamma",)}
@@ -59,15 +57,15 @@ def _list_learning_names(job: JobSpec) -> Iterator[str]:
     yield from _OF_LOSS.get(declared.loss, ())
     yield from _OF_ADVANTAGE.get(declared.advantage, ())
     if spec.kl_coef:
-        yield from ("kl_in", "kl_estimator")
+        yield from ("kl_in", "kl_estimator", *["has_unbiased_kl"] * (spec.kl_in == "loss"))
     if spec.overlong_buffer:
         yield "overlong_penalty"
     if spec.importance in ("truncate", "mask"):
-        yield from ("importance_low", "importance_high")
+        yield from ("importance_level", "importance_low", "importance_high", "importance_veto")
     if declared.has_value:
         yield from ("value_clip", "value_learning_rate", "value_warmup_steps")
     if Role.TEACHER in job.scored_roles:
-        yield "teacher_coef"
+        yield from ("teacher_coef", "teacher_top_k")
 
 
 def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:

@@ -50,6 +50,27 @@ def pinned_bytes(num_bytes: int) -> int:
     return 0 if num_bytes <= 0 else 1 << (num_bytes - 1).bit_length()
 
 
+def choices_bytes(job: SettledJob, model: ModelSpec) -> int:
+    """Bytes on the driver's host of a teacher's distributions (`algorithm.teacher_top_k`) and of recorded experts
+    (`rollout.replays_experts`) of a step; 0 without them.
+
+    Counts: n x (response x k x (log-prob + id) + sequence x layers x experts of a token x 2), without ids for the whole
+    vocabulary; in four copies: the worker's answer, Ray's object store, the driver, and the trainers' samples.
+    Source: runtime/rollout/experience.py. Assumes: every layer has experts, every sequence the longest length.
+
+    >>> from types import SimpleNamespace as Some
+    >>> from rlplan.spec.parts.algorithm import AlgorithmSpec
+    >>> work, rollout = Some(num_rollouts_per_step=2, max_response_len=5, max_seq_len=9), Some(replays_experts=False)
+    >>> jobs = [Some(algorithm=AlgorithmSpec(teacher_top_k=k), workload=work, rollout=rollout) for k in (0, 64, "all")]
+    >>> [choices_bytes(job, Some(vocab_size=1000, experts=None, num_layers=2)) for job in jobs]
+    [0, 20480, 160000]
+    """
+    work, kept = job.workload, job.algorithm.count_teacher_tokens(model.vocab_size)
+    teacher = kept * (4 if kept == model.vocab_size else 8)
+    routing = 2 * model.num_layers * model.experts.num_active if job.rollout.replays_experts and model.experts else 0
+    return 4 * work.num_rollouts_per_step * (work.max_response_len * teacher + work.max_seq_len * routing)
+
+
 def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
     """Bytes of the rollouts of a step on the host that runs the driver.
 

@@ -145,7 +145,7 @@ class TrainerForecast(Forecast):
             recompute=Recompute.FULL if training.gradient_checkpointing else Recompute.NONE,
             frozen=describe_adapters(adapters, e) if adapters else None,
             ulysses=training.ulysses,
-            has_entropy_gradient=bool(job.algorithm.entropy_coef),
+            has_entropy_gradient=bool(job.algorithm.entropy_coef or job.algorithm.teacher_top_k),
             dequantised=self.trained.dequantised,
         )
 

@@ -28,6 +28,7 @@ from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.machine.host import (
     DRIVER_HOST_BYTES,
     WORKER_HOST_BYTES,
+    choices_bytes,
     environment_bytes,
     sink_bytes,
     verifier_bytes,
@@ -161,7 +162,9 @@ def predict_cpu_ledger(
         host_of_device=_hosts_of_devices(job, schedule),
     )
     processes = _list_host_processes(job, models, profile, schedule)
-    return predict_ledger(schedule, processes, _list_other_rows(job, profile, schedule), empty, job.workload.num_steps)
+    return predict_ledger(
+        schedule, processes, _list_other_rows(job, model, profile, schedule), empty, job.workload.num_steps
+    )
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
@@ -223,7 +226,9 @@ def _find_provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKi
     }
 
 
-def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+def _list_other_rows(
+    job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, schedule: Schedule
+) -> Iterator[LedgerRow]:
     """Rows of processes that are no workers: driver, rewards and environments on the first host, Ray on each host.
 
     Imports of the job's own environment function are not counted.
@@ -233,6 +238,9 @@ def _list_other_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Sched
     for host in range(job.hardware.num_hosts):
         ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
         yield build_constant_row(schedule, ray, overheads.ray_system, where)
+    if size := choices_bytes(job, model):
+        kept = SourcedBytes(value=size, provenance=Provenance.DERIVED, source="memory.host")
+        yield build_constant_row(schedule, "rollouts", kept)
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
         yield build_constant_row(schedule, VERIFIER_PROCESS, bound)

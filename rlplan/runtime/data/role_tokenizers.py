@@ -87,7 +87,8 @@ class RoleReaders:
         """Tokens of prompt and response in the role's vocabulary."""
         if role is not Role.REWARD or not self.rereads:
             prompt, completion = rollout.prompt, rollout.completion
-            return SequencePair(prompt.tokens, completion.tokens, completion.observed, prompt.images)
+            experts = completion.experts if role is Role.POLICY else None
+            return SequencePair(prompt.tokens, completion.tokens, completion.observed, prompt.images, experts)
         limit = self.job.roles.reward.max_seq_len or self.job.workload.max_seq_len
         tokens = tuple(self._words.tokens(rollout.prompt.text + rollout.text, adds_special_tokens=True))
         self.num_cut += len(tokens) > limit

@@ -23,7 +23,7 @@ from rlplan.runtime.learning.mini_batch import (
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
-from rlplan.runtime.rollout.experience import Rollout
+from rlplan.runtime.rollout.experience import Rollout, TeacherTokens
 from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
@@ -48,7 +48,10 @@ class Learner:
         )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
-                rollout.scores[action.role] = score
+                if isinstance(score, TeacherTokens):
+                    rollout.teacher_tokens = score
+                else:
+                    rollout.scores[action.role] = score
         return measurements
 
     def score_policy(self, action: Action, rollouts: list[Rollout]) -> list[Measurement]:

@@ -45,6 +45,7 @@ def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> Tra
         reference_logprobs=rollout.scores.get(Role.REFERENCE, ()),
         advantages=rollout.advantages,
         teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
+        teacher_tokens=rollout.teacher_tokens,
         values=rollout.scores.get(Role.VALUE, ()),
         returns=rollout.returns,
         num_ignored=len(rollout.completion.logprobs) - rollout.num_learned,
@@ -53,6 +54,7 @@ def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> Tra
         group=rollout.group,
         advantage=rollout.advantage,
         images=rollout.prompt.images,
+        experts=rollout.completion.experts,
     )
 
 

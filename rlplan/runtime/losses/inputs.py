@@ -4,6 +4,7 @@ In: log-probs of sampled tokens, shape [tokens], fp32. Out: the summed loss and 
 Left out: the losses of the algorithms (policy_losses.py).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -37,6 +38,10 @@ class LossInputs:
 
     teacher_logprobs: torch.Tensor | None = None
     """The teacher's log-probs, [T]; None without a teacher."""
+
+    teacher_divergences: torch.Tensor | None = None
+    """KL(policy || teacher) at each token, summed over the vocabulary, [T], with gradient; None for the estimate from
+    `teacher_logprobs`."""
 
     lengths: tuple[int, ...] = ()
     """Number of chosen tokens of each sequence, [S]; the sum is T."""
@@ -91,6 +96,11 @@ class LossInputs:
         return values[self._sequence_of_each_token]
 
     @property
+    def num_averaged(self) -> torch.Tensor:
+        """Learned tokens of each sequence, at least 1, [S]."""
+        return torch.tensor(self.num_learned or self.lengths, device=self.logprobs.device).clamp(min=1)
+
+    @property
     def _firsts(self) -> list[int]:
         return [0, *accumulate(self.lengths)][:-1]
 
@@ -124,9 +134,8 @@ def sum_answer_losses(
 def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor:
     """`log_ratio` with each token's gradient multiplied by its importance weight, for losses over sequences.
 
-    The importance weight of an answer would be the product over its tokens. Over thousands of tokens that is close to 0
-    or at the cap, so answers would lose their gradient to rounding. Differs: verl's `rollout_is: sequence` uses that
-    product; its recommended `token` weighs each token.
+    Weights of tokens are the default here too. Over thousands of tokens the weight of an answer, their product, is
+    close to 0 or at the cap, so answers would lose their gradient to rounding (`importance_level: sequence`).
     """
     importance = importance_weights(inputs, spec, details)
     if importance is None:
@@ -138,23 +147,35 @@ def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Detail
 def importance_weights(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor | None:
     """Ratio of trainer to engine probabilities before the step, [T]; None without importance correction.
 
-    It is truncated to [importance_low, importance_high], or masked (0) outside of it. Details cover only tokens with a
-    nonzero weight.
+    `importance_level`: each token's own ratio, the product over its response's learned tokens, or their geometric mean.
+    It is truncated to [importance_low, importance_high], or masked (0) outside of it. It is 0 for a whole response with
+    a learned token whose own ratio is below `importance_veto`. Denominators do not change, as in TRL; in verl rejected
+    tokens leave them. Details cover only tokens with a nonzero weight in the loss.
 
-    Source: truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
-    (min(ratio, C)); masked: IcePop, Ring-1T, arXiv:2510.18855, equation 3. For stale rollouts it is the decoupled
+    Source: truncated tokens: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
+    (min(ratio, C)); masked tokens: IcePop, Ring-1T, arXiv:2510.18855, equation 3; responses and veto: Liu et al. 2025,
+    "When Speed Kills Stability", and verl docs/algo/rollout_corr_math.md. For stale rollouts it is the decoupled
     objective of Hilton et al. 2021, arXiv:2110.00641, as in AReaL (Fu et al. 2025, arXiv:2505.24298, equation 5).
     """
     if not spec.corrects_importance:
         return None
-    raw = torch.exp(inputs.logprobs_before_step - inputs.behaviour_logprobs)
+    own = inputs.logprobs_before_step - inputs.behaviour_logprobs
+    log_ratio = own
+    if spec.importance_level != "token":
+        sums = inputs.per_sequence(own)
+        log_ratio = inputs.spread(sums if spec.importance_level == "sequence" else sums / inputs.num_averaged)
+    raw = torch.exp(log_ratio)
     within = (raw >= spec.importance_low) & (raw <= spec.importance_high)
     if spec.importance == "truncate":
         importance = raw.clamp(spec.importance_low, spec.importance_high)
     else:
         importance = torch.where(within, raw, 0.0)  # a product with an infinite ratio would be NaN
+    if spec.importance_veto:
+        is_vetoed = inputs.spread(inputs.per_sequence((own < math.log(spec.importance_veto)).to(raw.dtype))) > 0
+        importance = torch.where(is_vetoed, 0.0, importance)
     counted = inputs.weights != 0
     details["importance"], details["is_corrected"] = importance[counted], ~within[counted]
+    details["is_masked"] = importance[counted] == 0
     return importance
 
 
@@ -173,6 +194,19 @@ def reverse_kl(
     return weighted * (1 + logprobs - logprobs.detach())
 
 
+def _weigh_kl(inputs: LossInputs, spec: AlgorithmSpec) -> torch.Tensor:
+    """Factor of each token's KL estimate, [T]: its ratio to the weights before the step, times its importance weight.
+
+    With d = log p/q the gradient is ratio * d * grad log p in expectation, that of KL(policy || reference). k1 and k3
+    need the ratio's own gradient for that; k2, whose gradient is d * grad log p already, needs the ratio as a number.
+    Source: DeepSeek-V3.2, arXiv:2512.02556, section 3.1, "Unbiased KL Estimate" (k3). Differs: there the denominator is
+    the sampling policy; here it is the trainer before the step, and the bounded importance weight covers the rest.
+    """
+    ratio = torch.exp(inputs.log_ratio.detach() if spec.kl_estimator == "k2" else inputs.log_ratio)
+    importance = importance_weights(inputs, spec, {})
+    return ratio if importance is None else ratio * importance
+
+
 def add_common_terms(
     inputs: LossInputs, spec: AlgorithmSpec, loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
@@ -180,9 +214,14 @@ def add_common_terms(
     if inputs.reference_logprobs is not None:
         kl = kl_estimate(inputs.logprobs - inputs.reference_logprobs, spec.kl_estimator, torch.exp)
         details["kl"] = kl.detach()
+        if spec.has_unbiased_kl:
+            kl = kl * _weigh_kl(inputs, spec)
         if spec.kl_in == "loss":
             loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
-    if inputs.teacher_logprobs is not None:
+    if inputs.teacher_divergences is not None:  # a sum over tokens, not an estimate from the sampled one: no ratio
+        details["teacher_reverse_kl"] = inputs.teacher_divergences.detach()
+        loss = loss + spec.teacher_coef * (inputs.weights * inputs.teacher_divergences).sum()
+    elif inputs.teacher_logprobs is not None:
         details["teacher_reverse_kl"] = (inputs.logprobs - inputs.teacher_logprobs).detach()
         losses = reverse_kl(inputs.logprobs, inputs.teacher_logprobs, inputs.log_ratio, 1 + spec.clip_high)
         importance = importance_weights(inputs, spec, {})

@@ -31,9 +31,8 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
 
     Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
     """
-    lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
     weights: Details = {}
-    mean = inputs.per_sequence(corrected_log_ratio(inputs, spec, weights)) / lengths
+    mean = inputs.per_sequence(corrected_log_ratio(inputs, spec, weights)) / inputs.num_averaged
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
     return add_common_terms(inputs, spec, (inputs.weights * loss).sum(), weights | details)
 
@@ -53,8 +52,10 @@ def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor,
 
 def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
     clipped = torch.clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
-    is_clipped = (ratio * advantages > clipped * advantages).detach()
-    return -torch.minimum(ratio * advantages, clipped * advantages), {"ratio": ratio.detach(), "is_clipped": is_clipped}
+    kept = torch.minimum(ratio * advantages, clipped * advantages)
+    if spec.dual_clip:  # Ye et al. 2020, arXiv:1912.09729, equation 5
+        kept = torch.where(advantages < 0, torch.maximum(kept, spec.dual_clip * advantages), kept)
+    return -kept, {"ratio": ratio.detach(), "is_clipped": (ratio * advantages != kept).detach()}
 
 
 def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -97,8 +98,7 @@ def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.T
     Source: Azar et al. 2023, arXiv:2310.12036, equation 17. A margin is the mean over its answer's tokens, as in TRL
     1.16, whose authors confirmed it with the authors of the paper.
     """
-    lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
-    difference, weights = _pairs(inputs, _margins(inputs) / lengths)
+    difference, weights = _pairs(inputs, _margins(inputs) / inputs.num_averaged)
     losses = (difference - 1 / (2 * spec.kl_coef)) ** 2
     return _sum_preference_losses(inputs, spec, weights * losses, (difference > 0)[weights != 0])
 

@@ -88,6 +88,8 @@ class StepMetrics:
         total = sum(count for _, count in ages)
         self.learning["staleness/mean"] = sum(age * count for age, count in ages) / max(1, total)
         self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
+        oldest = [version - min(s.version for s in spans) for r in rollouts if (spans := r.completion.spans)]
+        self.learning["staleness/rollout_mean"] = sum(oldest) / max(1, len(oldest))
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
 
@@ -215,6 +217,8 @@ class StepMetrics:
         for name in _LOGGED:
             if sums.get(f"{name}_count"):
                 row[_LOGGED[name]] = sums[f"{name}_sum"] / sums[f"{name}_count"]
+        if squares := sums.get("importance_squared_sum"):
+            row["importance/ess"] = sums["importance_sum"] ** 2 / (sums["importance_count"] * squares)
         return row | self._norm_row(Role.POLICY)
 
     def _norm_row(self, role: Role) -> dict[str, float]:
@@ -264,7 +268,8 @@ def _score_prompt(rewards: Sequence[float], passes_of: int) -> float:
 def _summarize_differences(sums: Mapping[str, float]) -> dict[str, float]:
     """Log-prob mismatch between engine and trainer in the step's first mini-batch."""
     differences = merge_differences([sums])
-    values = {"mean": differences.mean, "p99": differences.p99, "max": differences.largest}
+    kl = sums[f"{DIFFERENCE}_kl_sum"] / differences.count if differences.count else 0.0
+    values = {"mean": differences.mean, "p99": differences.p99, "max": differences.largest, "kl": kl}
     return {f"sync/{DIFFERENCE}_{name}": value for name, value in values.items()}
 
 
@@ -288,6 +293,7 @@ def _summarize_tokens(sums: Mapping[str, float]) -> dict[str, float]:
 _LOGGED = {
     "importance": "importance/mean",
     "is_corrected": "importance/corrected_fraction",
+    "is_masked": "importance/masked_fraction",
     "is_ranked_right": "policy/ranked_right_fraction",
     "margin": "policy/score_margin",
 }

@@ -240,7 +240,7 @@ def _compute_in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 def _loss_by_rows(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """The runtime's own head, with the GPU's number of rows at a time."""
     hidden, head = _body(model, tokens), model.get_output_embeddings()
-    logprobs, _ = HeadLogprobs.apply(hidden, head.weight, tokens.reshape(-1), 1.0, "seen", ROWS_ON_GPU)
+    logprobs, *_ = HeadLogprobs.apply(hidden, head.weight, tokens.reshape(-1), 1.0, "seen", ROWS_ON_GPU)
     loss: torch.Tensor = logprobs.mean()
     return loss
 

@@ -10,8 +10,9 @@ In: token ids of packed sequences. Out: log-prob and entropy of every response t
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,8 +21,9 @@ from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.images.tower import compute_positions as axes_of
 from rlplan.runtime.images.tower import embed_with_images
 from rlplan.runtime.learning.packing import pack_best_fit
+from rlplan.runtime.models.router_replay import RouterReplay
 from rlplan.runtime.models.sequence_parallel import Sharing
-from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TrainSample, chosen_indices
+from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TeacherTokens, TrainSample, chosen_indices
 
 Entropies = Literal["none", "seen", "learned"]
 
@@ -51,6 +53,22 @@ class TokenBatch:
     images: tuple[tuple[int, PromptImage], ...] = ()
     """(index of the image's first token in T, image)."""
 
+    teacher: "Teacher | None" = None
+    """The teacher's distributions at the sampled tokens; None without `algorithm.teacher_top_k`."""
+
+    experts: torch.Tensor | None = None
+    """Experts to replay, [T, layers with experts, experts of a token]; -1 where the router chooses."""
+
+
+class Teacher(NamedTuple):
+    """A teacher's distributions at C tokens: k tokens of the vocabulary each."""
+
+    logprobs: torch.Tensor
+    """Log-probs, fp32, [C, k]."""
+
+    ids: torch.Tensor | None
+    """Token ids, int32, [C, k]; None for the whole vocabulary in its order."""
+
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Pack sequences. Without any, the batch has one dummy token and no response, so that ranks can stay in step."""
@@ -77,18 +95,62 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
         targets=torch.tensor(targets, dtype=torch.long),
         lengths=tuple(lengths),
         images=tuple(images),
+        teacher=_join_teacher([s.teacher_tokens for s in sequences if isinstance(s, TrainSample)]),
+        experts=_join_experts(sequences),
     )
 
 
+def _join_experts(sequences: Sequence[TrainSample | SequencePair]) -> torch.Tensor | None:
+    shapes = [sequence.experts.shape[1:] for sequence in sequences if sequence.experts is not None]
+    if not shapes:
+        return None
+    rows = [np.full((sequence.num_tokens, *shapes[0]), -1, np.int16) for sequence in sequences]
+    for chosen, sequence in zip(rows, sequences, strict=True):
+        if sequence.experts is not None:
+            chosen[: len(sequence.experts)] = sequence.experts[: len(chosen)]
+    return torch.as_tensor(np.concatenate(rows))
+
+
+def _join_teacher(parts: Sequence[TeacherTokens | None]) -> Teacher | None:
+    tokens = [part for part in parts if part is not None]
+    if not tokens:
+        return None
+    ids = [part.ids for part in tokens if part.ids is not None]
+    logprobs = np.concatenate([part.logprobs for part in tokens])
+    return Teacher(torch.as_tensor(logprobs), torch.as_tensor(np.concatenate(ids)) if ids else None)
+
+
+Score = TypeVar("Score")
+
+
+def list_numbers(part: torch.Tensor) -> tuple[float, ...]:
+    """A response's scores, one per token, as plain numbers."""
+    return tuple(part.tolist())
+
+
+def read_teacher(part: torch.Tensor, vocab_size: int) -> TeacherTokens:
+    """A teacher's distributions from `LogprobModel` with top_k: its whole vocabulary, or log-probs before their ids."""
+    numbers, width = part.cpu().numpy(), part.shape[1] // 2
+    if part.shape[1] == vocab_size:
+        return TeacherTokens(numbers.copy())
+    return TeacherTokens(numbers[:, :width].copy(), numbers[:, width:].astype(np.int32))  # fp32 holds ids below 2^24
+
+
 def score_packed(
-    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
-) -> list[tuple[float, ...]]:
-    """Scores of each response's tokens, in the order of `pairs`, from packed passes of at most `max_tokens`."""
-    judged: dict[int, tuple[float, ...]] = {}
+    pairs: Sequence[SequencePair],
+    max_tokens: int,
+    judge: Callable[[TokenBatch], torch.Tensor],
+    convert: Callable[[torch.Tensor], Score],
+) -> list[Score]:
+    """Scores of each response's tokens, in the order of `pairs`, from packed passes of at most `max_tokens`.
+
+    convert: makes a response's scores out of the rows of its tokens.
+    """
+    judged: dict[int, Score] = {}
     for pack in pack_best_fit([pair.num_tokens for pair in pairs], max_tokens):
         batch = make_batch([pairs[index] for index in pack])
         for index, part in zip(pack, judge(batch).split(batch.lengths), strict=True):
-            judged[index] = tuple(part.tolist())
+            judged[index] = convert(part)
     return [judged[index] for index in range(len(pairs))]
 
 
@@ -118,10 +180,12 @@ class PackedModel(nn.Module):
         super().__init__()
         self.language_model: Any = language_model
         self.sharing = sharing
+        self.replay = RouterReplay(language_model)
 
     def compute_own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
         """(this rank's part of a pack, the hidden states that predict its response tokens)."""
         part = batch if self.sharing is None else self.sharing.take_own_part(batch)
+        self.replay.experts = part.experts
         return part, compute_predicting_states(self.language_model, part, self.sharing)
 
     def gather_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
@@ -146,11 +210,15 @@ class LogprobModel(PackedModel):
         scale, cap = read_multiplier_and_cap(self.language_model.config)
         head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
 
-    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        """(log-probs of the response tokens at the sampling temperature, entropies)."""
+    def forward(self, batch: TokenBatch, top_k: int = 0) -> tuple[torch.Tensor, ...]:
+        """(log-probs of the response tokens at the sampling temperature, entropies); with a teacher also its KLs.
+
+        top_k: above 0, return instead (log-probs of the k likeliest tokens, and behind them their ids, [C, 2 k]);
+        log-probs alone, [C, V], for the whole vocabulary.
+        """
         part, states = self.compute_own_states(batch)
-        logprobs, entropies = self.language_model.lm_head(states, part.targets)
-        return self.gather_all(logprobs, batch), self.gather_all(entropies, batch)
+        numbers: tuple[torch.Tensor, ...] = self.language_model.lm_head(states, part.targets, part.teacher, top_k)
+        return numbers if top_k else tuple(self.gather_all(values, batch) for values in numbers)
 
 
 def read_multiplier_and_cap(config: Any) -> tuple[float, float | None]:
@@ -163,16 +231,32 @@ def _head_forward(
     head: nn.Linear,
     hidden: torch.Tensor,
     targets: torch.Tensor,
+    teacher: Teacher | None = None,
+    top_k: int = 0,
     *,
     temperature: float,
     entropies: Entropies,
     cap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     at_once = ROWS_ON_GPU if device_of(hidden.device) else rows_on_cpu(hidden.element_size())
-    result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, entropies, at_once, cap
+    if top_k:
+        return (_list_likeliest(_Workspace(hidden, head.weight, at_once, temperature, cap), top_k),)
+    result: tuple[torch.Tensor, ...] = HeadLogprobs.apply(
+        hidden, head.weight, targets, temperature, entropies, at_once, cap, teacher
     )
-    return result
+    return result if teacher is not None else result[:2]
+
+
+def _list_likeliest(work: "_Workspace", top_k: int) -> torch.Tensor:
+    """Log-probs and ids of each row's likeliest tokens, [C, 2 k]; log-probs alone, [C, V], for the whole vocabulary."""
+    vocab_size, parts = work.weight.shape[0], []
+    for multiplied in work.slices:
+        work.multiply(multiplied)
+        for _, logits in work.upcast(multiplied):
+            logprobs = logits.log_softmax(-1)
+            parts.append(logprobs if top_k >= vocab_size else torch.cat(logprobs.topk(top_k), -1))
+    width = vocab_size if top_k >= vocab_size else 2 * top_k
+    return torch.cat(parts) if parts else work.hidden.new_zeros(0, width, dtype=torch.float32)
 
 
 class HeadLogprobs(torch.autograd.Function):
@@ -196,10 +280,12 @@ class HeadLogprobs(torch.autograd.Function):
         entropy: Entropies,
         at_once: RowsAtOnce,
         cap: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        teacher: Teacher | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, dtype=torch.float32, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, dtype=torch.float32, device=hidden.device)
+        divergences = torch.empty(0 if teacher is None else num_rows, dtype=torch.float32, device=hidden.device)
         work = _Workspace(hidden, weight, at_once, temperature, cap)
         weights = work.allocate_fp32()
         for multiplied in work.slices:
@@ -212,21 +298,26 @@ class HeadLogprobs(torch.autograd.Function):
                 logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
                 if entropy != "none":  # H = log Z - sum softmax * logits
                     entropies[rows] = normalizer[rows] - part.mul_(logits).sum(-1) / total
+                if teacher is not None:
+                    logprobs_of_all = logits.sub_(normalizer[rows].unsqueeze(-1))
+                    divergences[rows] = _compare_with_teacher(logprobs_of_all, teacher, rows)[0]
         ctx.temperature, ctx.at_once, ctx.cap = temperature, at_once, cap
-        ctx.learns_entropy = entropy == "learned"
+        ctx.learns_entropy, ctx.teacher = entropy == "learned", teacher
         ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
         if not ctx.learns_entropy:
             ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        return logprobs, entropies, divergences
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, entropy_gradient: torch.Tensor, divergence_gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
         work = _Workspace(hidden, weight, ctx.at_once, ctx.temperature, ctx.cap)
-        factors = work.allocate_fp32() if ctx.learns_entropy else None
+        factors = work.allocate_fp32() if ctx.learns_entropy or ctx.teacher is not None else None
         for multiplied in work.slices:
             work.multiply(multiplied)
             for rows, logits in work.upcast(multiplied):
@@ -237,9 +328,16 @@ class HeadLogprobs(torch.autograd.Function):
                     logits.exp_()  # softmax - one_hot; the factor -g / temperature follows below
                     at_target = torch.full_like(scale[rows], -1)
                 else:
-                    # softmax * -(g_H (log softmax + H) + g) / temperature, plus g / temperature at the target
-                    factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
-                    factor.mul_((entropy_gradient[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                    # softmax * -(g_H (log softmax + H) - g_D (f - D) + g) / temperature, plus g / temperature at the
+                    # target; D is the KL to the teacher, and f log p/q of each token
+                    factor = factors[: len(logits)].copy_(scale[rows].expand_as(logits))
+                    if ctx.learns_entropy:
+                        torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factor)
+                        factor.mul_((entropy_gradient[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                    if ctx.teacher is not None:
+                        divergence, apart = _compare_with_teacher(logits, ctx.teacher, rows)
+                        apart = apart.sub_(divergence.unsqueeze(-1))
+                        factor.sub_(apart.mul_((divergence_gradient[rows] / ctx.temperature).unsqueeze(-1)))
                     logits.exp_().mul_(factor.neg_())
                     at_target = scale[rows]
                 logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
@@ -254,7 +352,33 @@ class HeadLogprobs(torch.autograd.Function):
                 states = (states * row_scale).to(states.dtype)
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, states)
-        return hidden_gradient, weight_gradient, None, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None, None, None
+
+
+SMALLEST_REST = 1e-6
+"""Smallest probability of all other tokens together: below it 1 - sum of fp32 probabilities is rounding."""
+
+
+def _compare_with_teacher(logprobs: torch.Tensor, teacher: Teacher, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """(KL(policy || teacher) of each row, [R]; log p/q of each token, [R, V]).
+
+    The tokens that the teacher does not list are one: their log p/q is that of the sums of their probabilities. Merging
+    tokens never raises a KL, so it is a lower bound of the KL over the whole vocabulary. Its derivative by a logit is
+    p (log p/q - KL).
+    Source: the tail of TRL 1.16, experimental GKD (`loss_add_tail`); Agarwal et al. 2024, arXiv:2306.13649.
+    logprobs: the policy's, fp32, [R, V].
+    """
+    listed = teacher.logprobs[rows]
+    if teacher.ids is None:
+        apart = logprobs - listed
+        return (logprobs.exp() * apart).sum(-1), apart
+    ids = teacher.ids[rows].long()
+    own = logprobs.gather(-1, ids)
+    rest, teacher_rest = (1 - values.exp().sum(-1, keepdim=True) for values in (own, listed))
+    rest = rest.clamp(min=SMALLEST_REST)
+    rest_apart = rest.log() - teacher_rest.clamp(min=SMALLEST_REST).log()
+    divergence = (own.exp() * (own - listed)).sum(-1) + (rest * rest_apart).squeeze(-1)
+    return divergence, rest_apart.expand_as(logprobs).clone().scatter_(-1, ids, own - listed)
 
 
 class _Workspace:

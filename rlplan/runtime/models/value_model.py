@@ -33,11 +33,13 @@ class PolicyValueModel(LogprobModel):
         self.value_head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
+    def forward(self, batch: TokenBatch, top_k: int = 0) -> tuple[torch.Tensor, ...]:
         part, rows = self.compute_own_states(batch)
-        logprobs, entropies = self.language_model.lm_head(rows, part.targets)
-        numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()
-        return tuple(self.gather_all(part_values, batch) for part_values in numbers)
+        numbers: tuple[torch.Tensor, ...] = self.language_model.lm_head(rows, part.targets, part.teacher, top_k)
+        if top_k:
+            return numbers
+        values = self.value_head(rows).squeeze(-1).float()
+        return tuple(self.gather_all(part_values, batch) for part_values in (*numbers[:2], values, *numbers[2:]))
 
 
 def append_dummy_tokens(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:

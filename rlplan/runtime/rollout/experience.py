@@ -6,6 +6,10 @@ Left out: the buffer over steps (buffer.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,10 @@ class Completion:
     failure: str = ""
     """The environment's error, which masks the completion from training; empty without an error."""
 
+    experts: "np.ndarray[Any, Any] | None" = None
+    """Experts that the engine's routers chose for prompt and response but the last token, with
+    `rollout.replays_experts`: int16, [tokens, layers with experts, experts of a token]."""
+
     @property
     def chosen(self) -> tuple[int, ...]:
         return tuple(self.tokens[index] for index in chosen_indices(len(self.tokens), self.observed))
@@ -181,6 +189,17 @@ class FinishedRequest:
 
     id: str
     completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherTokens:
+    """A teacher's distribution at the C tokens of a response that the policy chose: k tokens of the vocabulary each."""
+
+    logprobs: "np.ndarray[Any, Any]"
+    """Log-probs, fp32, [C, k]; of the whole vocabulary in its order, or the highest first."""
+
+    ids: "np.ndarray[Any, Any] | None" = None
+    """Token ids, int32, [C, k]; None for the whole vocabulary."""
 
 
 @dataclass(slots=True)
@@ -215,6 +234,9 @@ class Rollout:
 
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Scores by role: one number per chosen token, [C]; a reward model's single number, [1]."""
+
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher's distributions, for `algorithm.teacher_top_k`."""
 
     turn_rewards: tuple[tuple[int, float], ...] = ()
     """(chosen tokens up to the turn's end, part of `reward`) of each turn before the last."""
@@ -263,7 +285,10 @@ class TrainSample:
     """Advantages, [C]."""
 
     teacher_logprobs: tuple[float, ...] = ()
-    """The teacher's log-probs, [C]."""
+    """The teacher's log-probs, [C]; empty with `teacher_tokens`."""
+
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher's distributions, for `algorithm.teacher_top_k`."""
 
     values: tuple[float, ...] = ()
     """The value model's predictions at scoring time, [C]."""
@@ -288,6 +313,9 @@ class TrainSample:
 
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
+
+    experts: "np.ndarray[Any, Any] | None" = None
+    """`Completion.experts`."""
 
     @property
     def num_learned(self) -> int:
@@ -339,6 +367,9 @@ class SequencePair:
 
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
+
+    experts: "np.ndarray[Any, Any] | None" = None
+    """`Completion.experts`, for passes of the policy."""
 
     @property
     def num_tokens(self) -> int:

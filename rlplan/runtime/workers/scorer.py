@@ -15,16 +15,17 @@ import torch
 from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.images.tower import attach_tower, get_tower
 from rlplan.runtime.measure.memory_meter import give_memory_back, read_pages, storage_bytes
-from rlplan.runtime.models.logprob_model import LogprobModel
+from rlplan.runtime.models.logprob_model import LogprobModel, list_numbers
 from rlplan.runtime.models.sharded_loading import build_sharded
 from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.models.value_model import ValueModel, append_dummy_tokens
-from rlplan.runtime.rollout.experience import SequencePair
+from rlplan.runtime.rollout.experience import SequencePair, TeacherTokens
 from rlplan.runtime.workers.trainer.deepspeed_engine import (
     TORCH_DTYPES,
     import_deepspeed,
     join_ranks,
     score_in_lock_step,
+    score_teacher,
     shard_frozen,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
@@ -110,14 +111,17 @@ class Scorer(Worker):
             self.offloaded.reload()
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]] | list[TeacherTokens]:
         """Score each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
+        scores: list[tuple[float, ...]] | list[TeacherTokens]
         with use_device(self.device):
             if self._is_scalar:
-                scores = score_in_lock_step(append_dummy_tokens(pairs), max_tokens, self.model)
+                scores = score_in_lock_step(append_dummy_tokens(pairs), max_tokens, self.model, list_numbers)
+            elif self.role == Role.TEACHER and self.job.algorithm.teacher_top_k:
+                scores = score_teacher(pairs, self.job, self.model)
             else:
-                scores = score_in_lock_step(pairs, max_tokens, lambda batch: self.model(batch)[0])
+                scores = score_in_lock_step(pairs, max_tokens, lambda batch: self.model(batch)[0], list_numbers)
         empty_device_cache(self.device)
         return scores
 

@@ -7,7 +7,7 @@ Left out: the declarations (algorithms/, one file each), and the losses that the
 import math
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
@@ -19,6 +19,12 @@ __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec"]
 
 KlEstimator = Literal["k1", "k2", "k3"]
 LrScheduler = Literal["constant", "linear", "cosine"]
+
+_MASK_BOUNDS = {"token": (0.5, 5.0), "sequence": (0.0, 3.0), "geometric": (0.999, 1.001)}
+"""Default bounds of `importance: mask` by level. Source: IcePop, arXiv:2510.18855, section 3; TRL 1.16 GRPOConfig
+(`sequence_mask`, 3.0); verl docs/algo/rollout_corr.md (`geo_rs`)."""
+_UNCLIPPED = ("clipped_weight", "log_prob")
+"""Losses of sampled tokens without a clipped ratio."""
 
 
 class AlgorithmSpec(Spec):
@@ -54,14 +60,22 @@ class AlgorithmSpec(Spec):
     """Clip range of the importance ratio: lower bound 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """Clip range of the importance ratio: upper bound 1 + clip_high."""
+    dual_clip: float = Field(default=0.0, ge=0)
+    """Highest ratio of a token with a negative advantage (dual clip); 0 sets no limit. Ye et al. 2020 use 3."""
     kl_coef: float = Field(default=0.001, ge=0)
     """Coefficient of the KL penalty, KL(policy || reference); 0 needs no reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is added to the loss or subtracted from the rewards."""
     kl_estimator: KlEstimator = "k3"
     """KL estimator: k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
+    has_unbiased_kl: bool = False
+    """Whether each token's KL in the loss is multiplied by its ratio and its importance weight. The gradient is then
+    that of KL(policy || reference), also on stale rollouts (DeepSeek-V3.2)."""
     teacher_coef: float = Field(default=1.0, ge=0)
     """Coefficient of the reverse KL to the teacher, KL(policy || teacher), in the loss."""
+    teacher_top_k: Literal["all"] | NonNegativeInt = 0
+    """Tokens of the teacher over which each position's reverse KL sums: `all` of the vocabulary, or the teacher's k
+    likeliest and the others as one; 0 estimates the KL from the sampled token."""
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus."""
     token_weights: Literal["sequence", "token", "constant"] = "sequence"
@@ -80,10 +94,16 @@ class AlgorithmSpec(Spec):
     trainer probability before the step over its engine probability. The weight is truncated to, or masked outside,
     [importance_low, importance_high]. `auto`: `truncate` with 16 bits or less, or with stale rollouts. The PPO ratio is
     unaffected: its denominator is the trainer's own log-prob before the step."""
+    importance_level: Literal["token", "sequence", "geometric"] = "token"
+    """Level of importance weights: each token's own, the product over its response's tokens, or their geometric
+    mean."""
     importance_low: float = Field(default=0.0, ge=0)
-    """Lower bound of the importance weight."""
+    """Lower bound of the importance weight. For `mask` the default is 0.5 for tokens and 0.999 for geometric means."""
     importance_high: float = Field(default=2.0, gt=0)
-    """Upper bound of the importance weight."""
+    """Upper bound of the importance weight. For `mask` the default is 5 for tokens, 3 for sequences and 1.001 for
+    geometric means."""
+    importance_veto: float = Field(default=0.0, ge=0, lt=1)
+    """Responses with a token whose importance ratio is below this count nothing; 0 keeps all. verl suggests 1e-4."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount factor of generalized advantage estimation (GAE)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
@@ -106,7 +126,11 @@ class AlgorithmSpec(Spec):
         custom = data.get("custom")
         declared = custom if isinstance(custom, dict) else _declared_defaults(data.get("name", DEFAULT))
         defaults = declared.get("defaults", {})
-        return {**defaults, **data} if isinstance(defaults, dict) else data
+        filled = {**defaults, **data} if isinstance(defaults, dict) else data
+        bounds = _MASK_BOUNDS.get(str(filled.get("importance_level", "token")))
+        if filled.get("importance") != "mask" or bounds is None:
+            return filled
+        return {"importance_low": bounds[0], "importance_high": bounds[1], **filled}
 
     @field_validator("name")
     @classmethod
@@ -151,6 +175,26 @@ class AlgorithmSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _corrections_have_an_effect(self) -> "AlgorithmSpec":
+        is_clipped = self.weighs_rollouts and self.declaration.loss not in _UNCLIPPED
+        has_kl_loss = self.weighs_rollouts and self.has_kl and not self.has_kl_in_reward
+        is_off = self.importance == "none" and (self.importance_veto or self.importance_level != "token")
+        lacks_kl = self.has_unbiased_kl and not has_kl_loss
+        for is_broken, message, way_out in (
+            (is_off, "importance: none ignores importance_level and importance_veto", "importance=truncate"),
+            (self.dual_clip and not is_clipped, f"dual_clip: {self.name} clips no ratio", "dual_clip=0"),
+            (0 < self.dual_clip <= 1, f"dual_clip {self.dual_clip:g} is a ratio and must be above 1", "dual_clip=3"),
+            (
+                lacks_kl,
+                "has_unbiased_kl: only the KL of sampled tokens in the loss has weights",
+                "has_unbiased_kl=false",
+            ),
+        ):
+            if is_broken:
+                raise PydanticCustomError("value_error", f"algorithm.{message}", {"way_out": f"algorithm.{way_out}"})
+        return self
+
+    @model_validator(mode="after")
     def _schedule_is_one(self) -> "AlgorithmSpec":
         kind = self.lr_scheduler_type
         if self.lr_warmup_steps and self.lr_warmup_ratio:
@@ -176,6 +220,10 @@ class AlgorithmSpec(Spec):
     def corrects_importance(self) -> bool:
         """Whether losses have importance weights; `auto` is resolved before a loss is computed."""
         return self.importance in ("truncate", "mask")
+
+    def count_teacher_tokens(self, vocab_size: int) -> int:
+        """Tokens of the teacher's distribution that are kept for each position; 0 for the sampled token alone."""
+        return vocab_size if self.teacher_top_k == "all" else min(self.teacher_top_k, vocab_size)
 
     @property
     def has_kl(self) -> bool:

@@ -50,6 +50,9 @@ class RolloutSpec(Spec):
     cp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Decode context-parallel size of a standalone engine: tensor-parallel ranks that share each sequence's KV cache
     (vLLM's `decode_context_parallel_size`)."""
+    replays_experts: bool = False
+    """Whether the trainer uses the experts that the engine's routers chose for each token (router replay, R3). The
+    engine then computes every prompt again, since no router sees cached prefixes."""
     stop: tuple[str | int, ...] = ()
     """Strings and token ids that end a response."""
     quantization: str = Field(default="none", max_length=40)

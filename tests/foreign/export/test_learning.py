@@ -33,9 +33,11 @@ CHANGES: dict[str, Any] = {
     "gradient_clipping": 0.3,
     "clip_low": 0.15,
     "clip_high": 0.37,
+    "dual_clip": 3.0,
     "kl_coef": 0.005,
     "kl_in": {"loss": "reward", "reward": "loss"},
     "kl_estimator": {"k1": "k2", "k2": "k3", "k3": "k1"},
+    "has_unbiased_kl": True,
     "entropy_coef": 0.01,
     "token_weights": {"sequence": "token", "token": "constant", "constant": "sequence"},
     "masks_truncated": True,
@@ -102,6 +104,54 @@ def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorit
         value = value[getattr(spec, name)] if isinstance(value, dict) else value
         after = settings_or_refusal(change_algorithm(plan, {name: value}), stack)
         assert after not in (before, ""), (key, value)
+
+
+LEVELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "verl's weights of sequences": (
+        "verl",
+        {"importance": "truncate", "importance_level": "sequence"},
+        "'algorithm.rollout_correction.rollout_is': 'sequence'",
+    ),
+    "verl's dual clip": (
+        "verl",
+        {"importance": "none", "dual_clip": 5.0},
+        "'actor_rollout_ref.actor.clip_ratio_c': 5.0",
+    ),
+    "TRL's masked sequences, its default": (
+        "trl",
+        {"importance": "mask", "importance_level": "sequence"},
+        "'vllm_importance_sampling_mode': 'sequence_mask'",
+    ),
+    "TRL's truncated sequences": (
+        "trl",
+        {"importance": "truncate", "importance_level": "sequence"},
+        "'vllm_importance_sampling_mode': 'sequence_truncate'",
+    ),
+    "TRL's delta": ("trl", {"importance": "none", "dual_clip": 3.0}, "'delta': 3.0"),
+    "slime's dual clip": ("slime", {"importance": "none", "dual_clip": 3.0}, "'eps_clip_c': 3.0"),
+    "slime's unbiased KL": ("slime", {"importance": "none", "has_unbiased_kl": True}, "'use_unbiased_kl': True"),
+}
+
+
+@pytest.mark.parametrize("case", LEVELS)
+def test_weights_of_responses_and_limits_of_ratios_are_written_in_the_stack_s_words(case: str) -> None:
+    stack, values, expected = LEVELS[case]
+    plan = base(stack, "grpo")
+    assert plan is not None
+    changed = change_algorithm(plan, {"importance_high": 2.0, **values})
+    written = export_plan(changed, stack).settings
+    usual = load_table(stack).defaults
+    key, _, value = expected.strip("'").partition("': ")
+    assert str(written.get(key, usual.get(key))) == value.strip("'")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("values", [{"importance_level": "geometric"}, {"importance_veto": 1e-4}])
+def test_what_no_stack_does_to_responses_is_refused(stack: str, values: dict[str, Any]) -> None:
+    plan = base(stack, "grpo")
+    assert plan is not None
+    with pytest.raises(EmitError, match=next(iter(values))):
+        export_plan(change_algorithm(plan, {"importance": "truncate", **values}), stack)
 
 
 def settings_or_refusal(plan: Plan, stack: str) -> Any:

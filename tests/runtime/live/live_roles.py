@@ -58,14 +58,16 @@ class Learner:
         import torch
         from peft import PeftModel
 
-        from rlplan.runtime.models.logprob_model import LogprobModel, score_packed
+        from rlplan.runtime.models.logprob_model import LogprobModel, list_numbers, score_packed
         from rlplan.runtime.models.start_checkpoint import load_language_model
 
         job = self.live.job
         model = PeftModel.from_pretrained(load_language_model(job.policy.path), str(adapter))
         judge = LogprobModel(model.base_model.model, 1.0, entropies="none")
         with torch.no_grad():
-            return flat(score_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
+            return flat(
+                score_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0], list_numbers)
+            )
 
     def states(self) -> dict[str, Any]:
         """Bytes by kind, those that the plan says, and the names of what is handed over."""

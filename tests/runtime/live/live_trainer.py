@@ -248,7 +248,7 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "agree": agree,
     **{name: elsewhere("tests.runtime.live.live_checkpoints", name) for name in ("resume", "take_over")},
     "scaled": train_with_loss_scale,
-    "kto": elsewhere("tests.runtime.live.live_kto", "kto"),
+    "losses": elsewhere("tests.runtime.live.live_losses", "losses"),
     **{
         name: elsewhere("tests.runtime.live.live_roles", name)
         for name in ("adapted", "adapters", "role_adapters", "value_head")

@@ -138,7 +138,7 @@ def test_in_16_bits_neither_log_probs_nor_gradients_depend_on_how_many_rows_are_
 
     def compute_gradients(rows: RowsAtOnce) -> list[torch.Tensor]:
         parts = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        logprobs, entropies = HeadLogprobs.apply(*parts, targets, 1.0, "seen", rows)
+        logprobs, entropies, _ = HeadLogprobs.apply(*parts, targets, 1.0, "seen", rows)
         return [logprobs, entropies, *torch.autograd.grad(logprobs @ of_logprob, parts)]
 
     for value, other in zip(compute_gradients(RowsAtOnce(5, 5)), compute_gradients(RowsAtOnce(5, 2)), strict=True):

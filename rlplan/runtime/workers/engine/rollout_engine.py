@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from rlplan.runtime.weight_sync.shared_base import OpenedBase
     from rlplan.runtime.workers.engine.lock_step import Follower, Leader
+    from rlplan.runtime.workers.engine.routing_recorder import RoutingRecorder
 
 
 class RolloutEngine(Worker):
@@ -69,6 +70,7 @@ class RolloutEngine(Worker):
         self.llm: Any = None
         self.adapters = HeldAdapters(0, 0)
         self.base: OpenedBase | None = None
+        self.recorder: RoutingRecorder | None = None
         self.dirty = False
         self.paused = False
         self.just_started = False
@@ -152,6 +154,10 @@ class RolloutEngine(Worker):
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:  # after LLM(), which installs vLLM's own replacement
             fix_temperature_expansion()
+        if self.job.rollout.replays_experts:
+            from rlplan.runtime.workers.engine.routing_recorder import RoutingRecorder
+
+            self.recorder = RoutingRecorder(self._vllm_worker.model_runner)
         self.llm.update_weight_version(str(version))
         self.adapters = HeldAdapters(self.arguments.get("max_loras", 0), version)
         if address:
@@ -170,7 +176,7 @@ class RolloutEngine(Worker):
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.leader, self.follower, self.dirty = None, None, None, False
+        self.llm, self.leader, self.follower, self.dirty, self.recorder = None, None, None, False, None
         cleanup_dist_env_and_memory()
         self._close_base()
         gc.unfreeze()  # the engine's objects form cycles, and frozen objects are never collected
@@ -399,6 +405,8 @@ class RolloutEngine(Worker):
             self.llm.llm_engine.abort_request(unfinished)
             for sample in unfinished:
                 self.adapters.end(self.llm, sample)
+                if self.recorder is not None:
+                    self.recorder.take(sample)
 
     def _step_if_possible(self) -> bool:
         """Take one engine step if there is work and this rank decides about steps; return whether it did."""
@@ -415,7 +423,8 @@ class RolloutEngine(Worker):
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
                 version = self.adapters.end(self.llm, output.request_id)
-                self.tracker.finish(name, int(index), read_completion(output.outputs[0], version))
+                experts = self.recorder.take(output.request_id) if self.recorder is not None else None
+                self.tracker.finish(name, int(index), read_completion(output.outputs[0], version, experts))
         except BaseException as error:
             self.tracker.fail(error)
             raise

@@ -34,8 +34,8 @@ def build_sampling_parameters(
     )
 
 
-def read_completion(candidate: Any, version: int | None = None) -> Completion:
-    """Convert a finished sample.
+def read_completion(candidate: Any, version: int | None = None, experts: Any = None) -> Completion:
+    """Convert a finished sample. experts: `Completion.experts`.
 
     version: the adapter version that all tokens were sampled with; None for full weights, whose versions vLLM reports.
     """
@@ -46,6 +46,7 @@ def read_completion(candidate: Any, version: int | None = None) -> Completion:
         logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
         finish_reason=str(candidate.finish_reason),
         spans=spans if version is None else (WeightSpan(version, 0, len(candidate.token_ids)),),
+        experts=experts,
     )
 
 

@@ -16,9 +16,10 @@ from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
 from rlplan.runtime.device.cuda import CudaDevice
 from rlplan.runtime.learning.packing import pack_best_fit
-from rlplan.runtime.models.logprob_model import TokenBatch, make_batch, score_packed
+from rlplan.runtime.models.logprob_model import Score, TokenBatch, make_batch, read_teacher, score_packed
 from rlplan.runtime.models.tensor_parallel import compute_gradient_norm, disable_input_check
-from rlplan.runtime.rollout.experience import SequencePair
+from rlplan.runtime.rollout.experience import SequencePair, TeacherTokens
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
@@ -159,17 +160,32 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def score_in_lock_step(
-    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
-) -> list[tuple[float, ...]]:
-    """Score this rank's pairs: one number per response token, for each pair.
+    pairs: Sequence[SequencePair],
+    max_tokens: int,
+    judge: Callable[[TokenBatch], torch.Tensor],
+    convert: Callable[[torch.Tensor], Score],
+) -> list[Score]:
+    """Score this rank's pairs: for each pair the scores of its response tokens, as `convert` makes them.
 
     All ranks of the group run the same number of passes, because ZeRO-3 gathers weights in each pass.
     """
-    scores = score_packed(pairs, max_tokens, judge)
+    scores = score_packed(pairs, max_tokens, judge, convert)
     count = len(pack_best_fit([pair.num_tokens for pair in pairs], max_tokens))
     for _ in range(max_over_ranks(count) - count):
         judge(make_batch([]))  # an empty pass that only takes part in the gathers
     return scores
+
+
+def score_teacher(pairs: Sequence[SequencePair], job: ResolvedJob, model: Any) -> list[TeacherTokens]:
+    """The teacher's distributions at this rank's response tokens (`algorithm.teacher_top_k`). Collective, as above."""
+    vocab_size = model.language_model.config.vocab_size
+    top_k = job.algorithm.count_teacher_tokens(vocab_size)
+    return score_in_lock_step(
+        pairs,
+        job.max_tokens_per_micro_batch,
+        lambda batch: model(batch, top_k)[0],
+        lambda part: read_teacher(part, vocab_size if top_k == vocab_size else 0),
+    )
 
 
 def find_missing_loss_scale(engine: Any) -> float:

@@ -29,19 +29,25 @@ def summarize_pass(
         "loss": loss,
         "entropy_sum": _sum(entropies[learned]),
         "is_clipped_sum": _sum(per_token["is_clipped"]),
-    } | _summarize_differences(difference.abs())
+    } | _summarize_differences(difference)
     summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_reverse_kl") if name in per_token}
     if summary["num_tokens"]:
         summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
-    for name in ("importance", "is_corrected", "is_ranked_right"):
+    for name in ("importance", "is_corrected", "is_masked", "is_ranked_right"):
         if name in details:
             summary[f"{name}_sum"], summary[f"{name}_count"] = _sum(details[name]), float(details[name].numel())
+    if "importance" in details:
+        summary["importance_squared_sum"] = _sum(details["importance"].double() ** 2)
     return summary
 
 
-def _summarize_differences(apart: torch.Tensor) -> dict[str, float]:
-    """Sum, count, maximum and histogram of the absolute log-prob differences between engine and trainer."""
+def _summarize_differences(difference: torch.Tensor) -> dict[str, float]:
+    """Sum, count, maximum and histogram of the absolute log-prob differences between engine and trainer, and the sum of
+    the k3 estimates of KL(engine || trainer) from the engine's tokens.
+    """
+    apart = difference.abs()
     summary = {
+        f"{DIFFERENCE}_kl_sum": _sum(torch.expm1(difference.double()) - difference),
         f"{DIFFERENCE}_sum": _sum(apart),
         f"{DIFFERENCE}_count": float(apart.numel()),
         f"{DIFFERENCE}_max": float(apart.max()) if apart.numel() else 0.0,

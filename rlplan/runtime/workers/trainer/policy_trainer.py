@@ -25,7 +25,7 @@ from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.measure.step_metrics import accumulate
 from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, activate_adapter, add_adapters, save_adapter
-from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
+from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, list_numbers, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, create_sharing_groups
 from rlplan.runtime.models.sharded_loading import build_sharded
 from rlplan.runtime.models.start_checkpoint import (
@@ -37,7 +37,7 @@ from rlplan.runtime.models.start_checkpoint import (
 )
 from rlplan.runtime.models.tensor_parallel import PartWeights
 from rlplan.runtime.models.value_model import PolicyValueModel, ValueModel
-from rlplan.runtime.rollout.experience import SequencePair, TrainSample, blank_sample
+from rlplan.runtime.rollout.experience import SequencePair, TeacherTokens, TrainSample, blank_sample
 from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.shared_base import HeldBase
@@ -50,6 +50,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     join_ranks,
     recompute_layers,
     score_in_lock_step,
+    score_teacher,
     step_and_measure_norm,
     sum_over_ranks,
 )
@@ -228,8 +229,10 @@ class PolicyTrainer(Worker):
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         """Run forward and backward passes over one micro-batch; return its summary."""
-        logprobs, entropies, *values = self.engine(make_batch(samples))
-        inputs = self._build_loss_inputs(samples, token_weights, logprobs, entropies)
+        batch = make_batch(samples)
+        logprobs, entropies, *values = self.engine(batch)
+        divergences = values.pop() if batch.teacher is not None else None
+        inputs = self._build_loss_inputs(samples, token_weights, logprobs, entropies, divergences)
         loss, details = find_loss(self.job.algorithm)(inputs, self.job.algorithm)
         policy_loss = loss.detach()
         value_sums: dict[str, float] = {}
@@ -257,6 +260,7 @@ class PolicyTrainer(Worker):
         token_weights: Sequence[float],
         logprobs: torch.Tensor,
         entropies: torch.Tensor,
+        divergences: torch.Tensor | None = None,
     ) -> LossInputs:
         scored, weighted_samples = self.job.scored_roles, list(zip(samples, token_weights, strict=True))
         is_offline = not self.job.algorithm.declaration.has_rollouts
@@ -267,6 +271,7 @@ class PolicyTrainer(Worker):
             advantages=concatenate(sample.advantages for sample in samples),
             weights=concatenate(sample.spread(weight) for sample, weight in weighted_samples),
             teacher_logprobs=concatenate(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
+            teacher_divergences=divergences,
             lengths=tuple(len(sample.logprobs) for sample in samples),
             num_learned=tuple(sample.num_learned for sample in samples),
             sequence_weights=concatenate((sample.weigh_response(weight),) for sample, weight in weighted_samples),
@@ -278,10 +283,13 @@ class PolicyTrainer(Worker):
         )
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]] | list[TeacherTokens]:
         """Score responses with a role that shares these weights: frozen roles with their own adapter, or none."""
         module, index = self.engine.module, 2 if role == Role.VALUE else 0
         with activate_adapter(module.language_model, role) if role != Role.VALUE else nullcontext():
+            if role == Role.TEACHER and self.job.algorithm.teacher_top_k:
+                with use_device(self.device):
+                    return score_teacher(pairs, self.job, module)
             return self._score_pairs(pairs, lambda batch: module(batch)[index])
 
     @torch.no_grad()
@@ -298,7 +306,7 @@ class PolicyTrainer(Worker):
     ) -> list[tuple[float, ...]]:
         """Score each response token of the pairs. Collective: ranks run the same number of passes."""
         with use_device(self.device):
-            scores = score_in_lock_step(pairs, self.job.max_tokens_per_micro_batch, judge)
+            scores = score_in_lock_step(pairs, self.job.max_tokens_per_micro_batch, judge, list_numbers)
         empty_device_cache(self.device)
         return scores
 

@@ -66,7 +66,8 @@ def test_passes_and_ranks_without_a_token_to_learn_from_change_nothing() -> None
 
 def test_where_no_token_is_learned_from_there_is_no_mean_over_tokens() -> None:
     row = make_row(compute_sums(torch.zeros(4)))
-    assert set(row) == {"step", "policy/loss", *(f"sync/logprob_difference_{name}" for name in ("mean", "p99", "max"))}
+    differences = {f"sync/logprob_difference_{name}" for name in ("mean", "p99", "max", "kl")}
+    assert set(row) == {"step", "policy/loss", *differences}
     assert row["policy/loss"] == 0
 
 
@@ -80,6 +81,35 @@ def test_corrections_of_importance_are_counted_where_they_count() -> None:
     details = answer_ratio(of_answers, spec)[1]
     assert details["importance"].tolist() == pytest.approx([1.5, 1.0]), "of each token, also where an answer is judged"
     assert len(details["ratio"]) == 4
+
+
+def test_the_mismatch_is_a_kl_and_the_weights_have_an_effective_sample_size() -> None:
+    """Ratios 1.5, 1, 4, 4: k3 of the engine's tokens, and two weights that count, one of which is masked at 1.2.
+
+    The weights that count are 1.5, masked to 0, and 1: (0 + 1)^2 / (2 * (0 + 1)) is half of the tokens.
+    """
+    spec = AlgorithmSpec(name="grpo", importance="mask", importance_low=0.9, importance_high=1.2)
+    inputs = make_inputs(WEIGHTS, has_moved=False)
+    loss, details = clipped_ratio(inputs, spec)
+    difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
+    row = make_row(summarize_pass(float(loss.detach()), difference, torch.zeros(4), details, WEIGHTS != 0))
+    each = [ratio - 1 - math.log(ratio) for ratio in (1.5, 1.0, 4.0, 4.0)]
+    assert row["sync/logprob_difference_kl"] == pytest.approx(sum(each) / 4, abs=1e-6)
+    assert row["importance/ess"] == pytest.approx(0.5)
+    assert row["importance/masked_fraction"] == row["importance/corrected_fraction"] == 0.5
+
+
+def test_the_age_of_a_rollout_is_that_of_its_oldest_token() -> None:
+    """Version 6 is trained: one rollout's tokens are 2, 2 and 1 old, another's is new."""
+    metrics = StepMetrics(make_job())
+    ages = [((4, 0, 2), (5, 2, 3)), ((6, 0, 1),)]
+    rollouts = [
+        Rollout(Prompt("1", "a", "b", (1,)), 0, Completion((3,), (-0.5,), "stop", tuple(WeightSpan(*s) for s in spans)))
+        for spans in ages
+    ]
+    metrics.add_staleness(rollouts, 6)
+    row = metrics.take_rows(1)[0]
+    assert (row["staleness/mean"], row["staleness/rollout_mean"], row["staleness/max"]) == (1.25, 1.0, 2)
 
 
 def test_pairs_that_weigh_nothing_are_not_ranked() -> None:
