@@ -105,8 +105,13 @@ class StepMetrics:
             self.learning["rollouts/begun_anew"] = num_requests
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately."""
+        """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately.
+
+        Answers of the data set have none: their `reward` only says which of them is the better one.
+        """
         self.add_sources(rollouts)
+        if not self.job.has_rollouts:
+            return
         self.learning["reward/failed_fraction"] = sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts)
         rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
         if not rollouts:
@@ -132,7 +137,8 @@ class StepMetrics:
         for name, members in sorted(by_source.items()):
             if name:
                 self.learning[f"data/{name}/fraction"] = len(members) / len(rollouts)
-                if rewards := [rollout.reward for rollout in members if not rollout.has_failed]:
+                rewards = [rollout.reward for rollout in members if not rollout.has_failed]
+                if rewards and self.job.has_rollouts:
                     self.learning[f"data/{name}/reward_mean"] = math.fsum(rewards) / len(rewards)
 
     def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:

@@ -3,7 +3,7 @@
     trace.jsonl     spans and memory samples
     metrics.jsonl   learning metrics only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
-    samples.jsonl   some rollouts of each step, to read
+    rollouts/       the rollouts of each step (rollout_files.py)
     prompts.jsonl   the prompts that each step was trained on
     failures.jsonl  rollouts without a reward, and why
     alarms.jsonl    problems that the run survived: leaks, restarts, changes after a rehearsal
@@ -27,19 +27,20 @@ from rlplan.errors import RunError
 from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, merge_measurements, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
+from rlplan.runtime.run_folder.rollout_files import RolloutFiles
 from rlplan.runtime.run_folder.run_files import overwrite_status, replace_atomically, write_json
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
-LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prompts.jsonl", "failures.jsonl")
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "prompts.jsonl", "failures.jsonl")
 """Files whose lines each belong to a step."""
 
 
 class Recorder:
     """Writer of one run folder. Methods are thread-safe; every line is flushed.
 
-    show_alarm: called with step and text of each alarm. resident, on_device: last known bytes of each process, in host
-    memory and on its GPU. Raises: RunError where the disk refuses a write.
+    rollouts: writer of the rollouts. show_alarm: called with step and text of each alarm. resident, on_device: last
+    known bytes of each process, in host memory and on its GPU. Raises: RunError where the disk refuses a write.
     """
 
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
@@ -50,6 +51,7 @@ class Recorder:
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self.show_alarm: Callable[[int, str], None] = lambda step, text: None
+        self.rollouts = RolloutFiles(folder)
         self._lock = threading.Lock()
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
@@ -61,8 +63,9 @@ class Recorder:
             self.truncate_after(after_step)
 
     def restart(self) -> None:
-        """Discard all lines, because the processes start again under another plan."""
+        """Discard all lines and rollouts, because the processes start again under another plan."""
         self.resident.clear()
+        self.rollouts.truncate_after(0)
         for name in LINES:
             self._open_file(name)
         self._begin_trace()
@@ -72,8 +75,9 @@ class Recorder:
             self._write("trace.jsonl", line)
 
     def truncate_after(self, step: int) -> None:
-        """Keep only the lines up to a step; the run that resumes from there writes the later ones again."""
+        """Keep only lines and rollouts up to a step; the run that resumes from there writes the later ones again."""
         self.resident.clear()
+        self.rollouts.truncate_after(step)
         for name in LINES:
             _truncate_lines(self.folder / name, step)
             self._open_file(name, "a")
@@ -197,6 +201,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files. Failed writes have been reported before."""
+        self.rollouts.close()
         for file in self._files.values():
             with suppress(OSError):
                 file.close()

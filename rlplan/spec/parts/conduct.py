@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlplan.spec.base import Auto, Spec
+from rlplan.spec.base import Auto, ByteCount, Spec
 from rlplan.spec.parts.workload import MAX_COUNT
+from rlplan.units import GIB
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 """Longest timeout: a week. A longer wait for one action is a mistake."""
@@ -60,7 +61,8 @@ class CheckpointsSpec(Spec):
     """Whether each checkpoint also exports the policy in Hugging Face layout with a model card; all exports are
     kept."""
     best_metric: str | None = None
-    """Metric whose best checkpoint is kept as well: an `evaluate/…` metric of the job, or reward/mean."""
+    """Metric whose best checkpoint is kept as well: an `evaluate/…` metric of the job, or reward/mean;
+    of a job that learns from given answers policy/loss."""
     best_mode: Mode = "max"
     """Whether higher or lower values of best_metric are better."""
     writes: Literal["auto", "beside", "waiting"] = "auto"
@@ -72,7 +74,8 @@ class EarlyStoppingSpec(Spec):
     """Ends a run before `workload.num_steps` if a metric stops improving."""
 
     metric: str
-    """Metric to watch: an `evaluate/…` metric of the job, or reward/mean."""
+    """Metric to watch: an `evaluate/…` metric of the job, or reward/mean; of a job that learns from given answers
+    policy/loss."""
     mode: Mode = "max"
     """Whether higher or lower values of the metric are better."""
     patience: int = Field(default=3, ge=1, le=MAX_COUNT)
@@ -82,10 +85,14 @@ class EarlyStoppingSpec(Spec):
 
 
 class MetricsSpec(Spec):
-    """Destinations of metrics."""
+    """Destinations of metrics, and how many rollouts are kept."""
 
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Loggers that receive metrics in addition to the run folder's files. A logger that fails never stops a run."""
+    max_rollout_bytes: ByteCount = 10 * GIB
+    """Bytes of `rollouts/` in the run folder, above which the oldest steps are deleted; 0 keeps no rollouts."""
+    max_rollouts_per_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Rollouts that are kept of each step, the first ones; null keeps all."""
 
 
 class ControlsSpec(Spec):
