@@ -8,9 +8,11 @@ In: rollouts with rewards and advantages. Out: Parquet files; the oldest are del
 Left out: reading and choosing rollouts (reading_rollouts.py).
 """
 
+import io
+import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate, chain
@@ -25,12 +27,12 @@ from rlplan.vocabulary import Role
 FOLDER = "rollouts"
 REWARD_COLUMN = "reward/"
 """Beginning of the columns with one unweighted reward each; null where the reward left the rollout out."""
-SCORE_COLUMNS = {Role.POLICY: "trainer_logprobs", Role.VALUE: "values"}
-"""Columns of per-token scores by role; those of other roles have the role's name before `_logprobs`."""
+PER_TOKEN = r"(prompt_)?tokens|versions|advantages|values|(\w+_)?logprobs"
+"""Regular expression of the columns with a value per token."""
+TEXTS = ("id", "prompt_id", "source", "prompt", "truth", "text", "stop_reason", "failure")
+"""Columns with texts, which Arrow would otherwise read as times where they look like one."""
 POLICY, ENVIRONMENT = "policy", "environment"
 """Who wrote a turn."""
-PER_TOKEN = ("prompt_tokens", "tokens", "versions", "logprobs", "advantages", *SCORE_COLUMNS.values())
-"""Columns with a value per token, besides other roles' log-probs."""
 ROWS_PER_GROUP = 256
 """Rows that a reader has to hold at once."""
 _NAME = re.compile(r"step-(\d{6,9})\.parquet")
@@ -89,64 +91,75 @@ class RolloutFiles:
             path.parent.mkdir(exist_ok=True)
             try:
                 with partial.open("wb") as file:
-                    table = pa.table(make_columns(step, rollouts, decode))
+                    table = _make_table([_describe(rollout, step, decode) for rollout in rollouts], rollouts)
                     pa.parquet.write_table(table, file, compression="zstd", row_group_size=ROWS_PER_GROUP)
                 partial.replace(path)
             except OSError:
                 with suppress(OSError):
                     partial.unlink()
                 raise
-            _delete_oldest(self.run_folder, max_bytes)
+            files = [*list_step_files(self.run_folder).values()]
+            sizes = [file.stat().st_size for file in files]
+            for index, file in enumerate(files[:-1]):  # the newest always stays
+                if sum(sizes[index:]) > max_bytes:
+                    file.unlink()
 
 
-def _delete_oldest(run_folder: Path, max_bytes: int) -> None:
-    """Delete the files of the oldest steps until the others take at most `max_bytes`; the newest always stays."""
-    files = [*list_step_files(run_folder).values()]
-    total = sum(path.stat().st_size for path in files)
-    for path in files[:-1]:
-        if total <= max_bytes:
-            return
-        total -= path.stat().st_size
-        path.unlink()
-
-
-def make_columns(step: int, rollouts: Sequence[Rollout], decode: Decode) -> dict[str, Any]:
-    """Arrow arrays by column, with one value per rollout.
-
-    They are built from buffers, because Arrow imports pandas to convert a Python list: 0.3 s and 50 MiB.
-    """
-    completions = [rollout.completion for rollout in rollouts]
-    columns = {
-        "step": _make_numbers([step] * len(rollouts), "i"),
-        "id": _make_texts(rollout.id for rollout in rollouts),
-        "prompt_id": _make_texts(rollout.prompt.id for rollout in rollouts),
-        "source": _make_texts(rollout.prompt.source for rollout in rollouts),
-        "group": _make_numbers([rollout.group for rollout in rollouts], "i"),
-        "prompt": _make_texts(rollout.prompt.text for rollout in rollouts),
-        "truth": _make_texts(rollout.prompt.answer for rollout in rollouts),
-        "text": _make_texts(rollout.text or decode(rollout.completion.chosen) for rollout in rollouts),
-        "turns": _make_turns([_list_turns(completion, decode) for completion in completions]),
-        "reward": _make_numbers([rollout.reward for rollout in rollouts], "d"),
-        "advantage": _make_numbers([rollout.advantage for rollout in rollouts], "d"),
-        "num_turns": _make_numbers([completion.num_turns for completion in completions], "i"),
-        "num_tokens": _make_numbers([len(completion.tokens) for completion in completions], "i"),
-        "version": _make_numbers([_find_oldest_version(completion) for completion in completions], "i"),
-        "stop_reason": _make_texts(completion.ended or completion.finish_reason for completion in completions),
-        "is_truncated": _make_flags([completion.finish_reason == "length" for completion in completions]),
-        "failure": _make_texts(rollout.failure for rollout in rollouts),
-        "num_learned": _make_numbers([rollout.num_learned for rollout in rollouts], "i"),
-        "prompt_tokens": _make_lists([rollout.prompt.tokens for rollout in rollouts], "i"),
-        "tokens": _make_lists([completion.tokens for completion in completions], "i"),
-        "versions": _make_lists([_list_versions(completion) for completion in completions], "i"),
-        "logprobs": _make_lists([completion.logprobs for completion in completions], "f"),
-        "advantages": _make_lists([rollout.advantages for rollout in rollouts], "f"),
+def _describe(rollout: Rollout, step: int, decode: Decode) -> dict[str, Any]:
+    """A rollout's columns apart from those with a value per token."""
+    prompt, completion = rollout.prompt, rollout.completion
+    return {
+        "step": step,
+        "id": rollout.id,
+        "prompt_id": prompt.id,
+        "source": prompt.source,
+        "group": rollout.group,
+        "prompt": prompt.text,
+        "truth": prompt.answer,
+        "text": rollout.text or decode(completion.chosen),
+        "turns": [{"role": role, "text": text} for role, text in _list_turns(completion, decode)],
+        "reward": float(rollout.reward),
+        **{REWARD_COLUMN + name: float(value) for name, value in rollout.rewards.items()},
+        "advantage": float(rollout.advantage),
+        "failure": rollout.failure,
+        "num_turns": completion.num_turns,
+        "num_tokens": len(completion.tokens),
+        "num_learned": rollout.num_learned,
+        "version": min((span.version for span in completion.spans), default=None),
+        "stop_reason": completion.ended or completion.finish_reason,
+        "is_truncated": completion.finish_reason == "length",
     }
-    for name in dict.fromkeys(name for rollout in rollouts for name in rollout.rewards):
-        columns[REWARD_COLUMN + name] = _make_numbers([rollout.rewards.get(name) for rollout in rollouts], "d")
+
+
+def _make_table(rows: Sequence[dict[str, Any]], rollouts: Sequence[Rollout]) -> Any:
+    """An Arrow table. Arrow reads the rows as JSON, because it imports pandas (50 MiB) to convert Python's lists."""
+    import pyarrow as pa
+    import pyarrow.json
+
+    turn = pa.struct([("role", pa.string()), ("text", pa.string())])
+    schema = [*((name, pa.string()) for name in TEXTS), ("turns", pa.list_(turn)), ("version", pa.int64())]
+    # half of a surrogate pair, which UTF-8 lacks, becomes a question mark
+    data = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode("utf-8", "replace")
+    table = pa.json.read_json(
+        io.BytesIO(data),
+        read_options=pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(schema)),
+    )
+    completions = [rollout.completion for rollout in rollouts]
+    columns: dict[str, tuple[str, list[Sequence[float]]]] = {
+        "prompt_tokens": ("i", [rollout.prompt.tokens for rollout in rollouts]),
+        "tokens": ("i", [completion.tokens for completion in completions]),
+        "versions": ("i", [_list_versions(completion) for completion in completions]),
+        "logprobs": ("f", [completion.logprobs for completion in completions]),
+        "advantages": ("f", [rollout.advantages for rollout in rollouts]),
+    }
+    names = {Role.POLICY: "trainer_logprobs", Role.VALUE: "values"}
     for role in dict.fromkeys(role for rollout in rollouts for role in rollout.scores if role != Role.REWARD):
         scores = [rollout.scores.get(role, ()) for rollout in rollouts]
-        columns[SCORE_COLUMNS.get(Role(role), f"{role}_logprobs")] = _make_lists(scores, "f")
-    return columns
+        columns[names.get(Role(role), f"{role}_logprobs")] = ("f", scores)
+    for name, (code, lists) in columns.items():
+        table = table.append_column(name, _make_lists(lists, code))
+    return table
 
 
 def _list_turns(completion: Completion, decode: Decode) -> list[tuple[str, str]]:
@@ -156,9 +169,7 @@ def _list_turns(completion: Completion, decode: Decode) -> list[tuple[str, str]]
         turns += [(POLICY, decode(completion.tokens[start:observed_start]))] * (start < observed_start)
         turns.append((ENVIRONMENT, decode(completion.tokens[observed_start:observed_end])))
         start = observed_end
-    if turns and start < len(completion.tokens):
-        turns.append((POLICY, decode(completion.tokens[start:])))
-    return turns
+    return turns + [(POLICY, decode(completion.tokens[start:]))] * (bool(turns) and start < len(completion.tokens))
 
 
 def _list_versions(completion: Completion) -> list[int]:
@@ -166,59 +177,13 @@ def _list_versions(completion: Completion) -> list[int]:
     return [span.version for span in completion.spans for _ in range(span.start, span.end)]
 
 
-def _find_oldest_version(completion: Completion) -> int | None:
-    return min((span.version for span in completion.spans), default=None)
-
-
-def _make_numbers(values: Sequence[float | None], code: str) -> Any:
-    """A column of numbers. code: the type's code in `array`; None becomes null."""
-    import pyarrow as pa
-
-    numbers = array(code, (0 if value is None else value for value in values))
-    kind = {"i": pa.int32(), "f": pa.float32(), "d": pa.float64()}[code]
-    validity = _make_bits([value is not None for value in values]) if None in values else None
-    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(numbers)])
-
-
-def _make_flags(values: Sequence[bool]) -> Any:
-    import pyarrow as pa
-
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, _make_bits(values)])
-
-
-def _make_bits(values: Sequence[bool]) -> Any:
-    """A buffer with one bit per value, the lowest bit first."""
-    import pyarrow as pa
-
-    digits = "".join("01"[value] for value in reversed(values))
-    return pa.py_buffer(int(digits or "0", 2).to_bytes(len(values) // 8 + 1, "little"))
-
-
-def _make_texts(texts: Iterable[str]) -> Any:
-    """A column of texts. A character that UTF-8 lacks, half of a surrogate pair, becomes a question mark."""
-    import pyarrow as pa
-
-    encoded = [text.encode("utf-8", "replace") for text in texts]
-    buffers = [None, pa.py_buffer(_make_offsets(encoded)), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
-
-
 def _make_lists(lists: Sequence[Sequence[float]], code: str) -> Any:
-    """A column of lists of numbers."""
+    """A column of lists of numbers. code: their type in `array`, `i` or `f`."""
     import pyarrow as pa
 
-    offsets = _make_numbers(_make_offsets(lists), "i")
-    return pa.ListArray.from_arrays(offsets, _make_numbers([*chain.from_iterable(lists)], code))
-
-
-def _make_turns(turns: Sequence[Sequence[tuple[str, str]]]) -> Any:
-    """A column of lists of {role, text}."""
-    import pyarrow as pa
-
-    roles, texts = zip(*chain.from_iterable(turns), strict=True) if any(turns) else ((), ())
-    values = pa.StructArray.from_arrays([_make_texts(roles), _make_texts(texts)], names=["role", "text"])
-    return pa.ListArray.from_arrays(_make_numbers(_make_offsets(turns), "i"), values)
-
-
-def _make_offsets(parts: Sequence[Any]) -> "array[int]":
-    return array("i", accumulate(map(len, parts), initial=0))
+    offsets, values = array("i", accumulate(map(len, lists), initial=0)), array(code, chain.from_iterable(lists))
+    kind = {"i": pa.int32(), "f": pa.float32()}[code]
+    return pa.ListArray.from_arrays(
+        pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)]),
+        pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)]),
+    )

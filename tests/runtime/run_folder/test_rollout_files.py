@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.plan import write_plan
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, WeightSpan
-from rlplan.runtime.run_folder.reading_rollouts import Wanted, choose_rollouts, read_losses
+from rlplan.runtime.run_folder.reading_rollouts import choose_rollouts
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.run_folder.rollout_files import FOLDER, RolloutFiles, list_step_files
 from rlplan.spec.parts.conduct import MetricsSpec
@@ -39,6 +40,11 @@ def keep(folder: Path, step: int, rollouts: list[Rollout], **settings: int) -> N
     files.begin(step, rollouts, MetricsSpec(**settings), spell)  # type: ignore[arg-type]
     files.settle()
     files.close()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the last step, as pandas reads them."""
+    return list(pd.read_parquet([*list_step_files(folder).values()][-1]).to_dict("records"))
 
 
 def test_pandas_reads_what_a_step_has_made(tmp_path: Path) -> None:
@@ -71,18 +77,15 @@ def test_pandas_reads_what_a_step_has_made(tmp_path: Path) -> None:
 def test_answers_of_the_data_and_odd_texts_are_kept_too(tmp_path: Path) -> None:
     given = Rollout(Prompt("p", "\ud83d?", "", (1,)), 0, Completion((104, 105), (0.0, 0.0), "stop"))
     keep(tmp_path, 1, [given])
-    (row,) = choose_rollouts_of(tmp_path)
-    assert (row["text"], row["prompt"], row["version"]) == ("hi", "??", None)
-
-
-def choose_rollouts_of(folder: Path) -> list[dict[str, object]]:
-    return choose_rollouts(folder, Wanted())
+    (row,) = read(tmp_path)
+    assert (row["text"], row["prompt"]) == ("hi", "??")
+    assert pd.isna(row["version"])
 
 
 def test_a_step_that_is_done_again_replaces_its_file(tmp_path: Path) -> None:
     for text in ("first", "second"):
         keep(tmp_path, 1, [make_rollout(0, text)])
-    assert [row["text"] for row in choose_rollouts(tmp_path, Wanted())] == ["second"]
+    assert [row["text"] for row in read(tmp_path)] == ["second"]
 
 
 def test_a_resumed_run_has_only_files_up_to_its_checkpoint(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_the_oldest_steps_are_deleted_above_the_limit(tmp_path: Path) -> None:
     keep(tmp_path, 6, [make_rollout(0)], max_rollout_bytes=0)
     assert [*list_step_files(tmp_path)] == [5], "none is written"
     keep(tmp_path, 7, [make_rollout(number) for number in range(4)], max_rollouts_per_step=3)
-    assert len(choose_rollouts(tmp_path, Wanted())) == 3
+    assert len(read(tmp_path)) == 3
 
 
 WRITE_ON = """
@@ -169,36 +172,36 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_rollouts_are_chosen_by_step_and_rank(run: Path) -> None:
-    assert [row["id"] for row in choose_rollouts(run, Wanted())] == ["r/2", "r/3", "r/4", "r/5"], "of the last step"
-    assert len(choose_rollouts(run, Wanted(steps=(1, 2)))) == 9
-    assert [row["reward"] for row in choose_rollouts(run, Wanted(best=2))] == [6.0, 4.0]
-    assert [row["reward"] for row in choose_rollouts(run, Wanted(worst=2))] == [1.0, 3.0]
-    assert [row["id"] for row in choose_rollouts(run, Wanted(best=1, reward="right"))] == ["r/5"]
-    assert choose_rollouts(run, Wanted(is_truncated=True)) == []
-    assert choose_rollouts(run, Wanted(worst=1), with_tokens=True)[0]["tokens"] == [97, 98]
+    assert [row["id"] for row in choose_rollouts(run)] == ["r/2", "r/3", "r/4", "r/5"], "of the last step"
+    assert len(choose_rollouts(run, (1, 2))) == 9
+    assert [row["reward"] for row in choose_rollouts(run, count=2)] == [6.0, 4.0]
+    assert [row["reward"] for row in choose_rollouts(run, count=2, is_best=False)] == [1.0, 3.0]
+    assert [row["id"] for row in choose_rollouts(run, count=1, reward="right")] == ["r/5"]
+    assert choose_rollouts(run, truncated_only=True) == []
+    assert choose_rollouts(run, with_tokens=True, count=1)[0]["tokens"] == [97, 98]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "what"),
-    [(Wanted(steps=(9,)), "of step 9 are not there"), (Wanted(reward="other"), "no rollout has the reward other")],
+    ("choice", "what"),
+    [({"steps": (9,)}, "of step 9 are not there"), ({"reward": "other"}, "no rollout has the reward other")],
 )
-def test_what_is_not_there_is_said(run: Path, wanted: Wanted, what: str) -> None:
+def test_what_is_not_there_is_said(run: Path, choice: dict[str, Any], what: str) -> None:
     with pytest.raises(SpecError, match=what):
-        choose_rollouts(run, wanted)
+        choose_rollouts(run, **choice)
 
 
 def test_an_old_run_folder_is_told_from_one_that_kept_none(tmp_path: Path) -> None:
     write_plan(make_plan(), tmp_path / "plan.json")
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(SpecError, match="the run has kept no rollouts"):
-        choose_rollouts(tmp_path, Wanted())
+        choose_rollouts(tmp_path)
     (tmp_path / "samples.jsonl").write_text("{}\n")
     with pytest.raises(SpecError, match="an earlier rlplan"):
-        choose_rollouts(tmp_path, Wanted())
+        choose_rollouts(tmp_path)
     write_plan(make_plan(**{"metrics.max_rollout_bytes": 0}), tmp_path / "plan.json")
     (tmp_path / "samples.jsonl").unlink()
     with pytest.raises(SpecError, match="told to keep no rollouts"):
-        choose_rollouts(tmp_path, Wanted())
+        choose_rollouts(tmp_path)
 
 
 @pytest.mark.parametrize("column", ["text", "reward", "turns", "is_truncated", "reward/right"])
@@ -208,12 +211,7 @@ def test_a_file_of_another_kind_is_refused_with_its_row(run: Path, column: str) 
     frame[column] = [json.dumps({})] * len(frame) if column != "text" else range(len(frame))
     frame.to_parquet(path)
     with pytest.raises(SpecError, match="row 1 is damaged"):
-        choose_rollouts(run, Wanted())
+        choose_rollouts(run)
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(SpecError, match="cannot be read"):
-        choose_rollouts(run, Wanted())
-
-
-def test_losses_come_by_step(run: Path) -> None:
-    (run / "metrics.jsonl").write_text('{"step": 1, "policy/loss": 0.5}\n{"step": 2}\n{"step": 3, "policy/lo')
-    assert read_losses(run) == {1: 0.5}
+        choose_rollouts(run)

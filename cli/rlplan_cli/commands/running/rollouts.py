@@ -44,7 +44,7 @@ def command(
     --json also prints the tokens and their log-probs.
     """
     from rlplan.runtime.run_folder.following import find_newest_run
-    from rlplan.runtime.run_folder.reading_rollouts import Wanted, choose_rollouts, read_losses
+    from rlplan.runtime.run_folder.reading_rollouts import choose_rollouts
 
     if best is not None and worst is not None:
         raise SpecError(
@@ -53,46 +53,36 @@ def command(
             rule="rollouts are ranked from one end",
             way_out="call the command twice",
         )
-    folder = find_newest_run(Path("runs")) if run == "latest" else Path(run)
-    wanted = Wanted(tuple(steps or ()), reward, best, worst, truncated)
-    rows = choose_rollouts(folder, wanted, with_tokens=as_json and out is None)
-    count = limit or best or worst
+    folder, count = find_newest_run(Path("runs")) if run == "latest" else Path(run), best or worst
+    rows = choose_rollouts(
+        folder, steps or (), reward=reward, count=count, is_best=worst is None, truncated_only=truncated,
+        with_tokens=as_json and out is None,
+    )  # fmt: skip
+    limit = limit or count
     if out is not None:
-        _write_page(folder, rows[: count or MAX_ON_PAGE], out)
+        _write_page(folder, rows[: limit or MAX_ON_PAGE], out)
         print(json.dumps({"schema_version": 1, "page": str(out)}) if as_json else out)
     elif as_json:
-        print(json.dumps({"schema_version": 1, "num_found": len(rows), "rollouts": rows[:count]}))
+        print(json.dumps({"schema_version": 1, "num_found": len(rows), "rollouts": rows[:limit]}))
     else:
         from rlplan_cli.render.running.rollouts import show_rollouts
 
-        show_rollouts(rows, count or NUM_SHOWN, read_losses(folder), learns_from_rewards=_has_rewards(folder))
+        show_rollouts(rows, limit or NUM_SHOWN)
 
 
-def write_report_page(run_folder: Path, report: Path) -> Path | None:
-    """Write the page of the last step's rollouts into a report's folder; None for a run that has kept none."""
-    from rlplan.runtime.run_folder.reading_rollouts import Wanted, choose_rollouts
+def write_report_page(run_folder: Path, report: Path) -> None:
+    """Write the page of the last step's rollouts into a report's folder, if the run has kept any."""
+    from rlplan.runtime.run_folder.reading_rollouts import choose_rollouts
     from rlplan.runtime.run_folder.rollout_files import list_step_files
 
-    if not list_step_files(run_folder):
-        return None
-    page = report / "rollouts.html"
-    _write_page(run_folder, choose_rollouts(run_folder, Wanted())[:MAX_ON_PAGE], page)
-    return page
+    if list_step_files(run_folder):
+        _write_page(run_folder, choose_rollouts(run_folder)[:MAX_ON_PAGE], report / "rollouts.html")
 
 
 def _write_page(folder: Path, rows: list[dict[str, Any]], page: Path) -> None:
-    from rlplan.report.rollouts_page import render_rollouts
-    from rlplan.runtime.run_folder.reading_rollouts import list_rewards, read_losses
+    from rlplan.report.html import render_rollouts
     from rlplan.spec.base import explain_write_errors
 
-    losses = read_losses(folder) if not _has_rewards(folder) else {}
-    rows = [row | {"rewards": list_rewards(row), "loss": losses.get(row["step"])} for row in rows]
     with explain_write_errors(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(render_rollouts(folder.resolve().name, rows), encoding="utf-8")
-
-
-def _has_rewards(folder: Path) -> bool:
-    from rlplan.planner.plan import read_run_plan
-
-    return read_run_plan(folder).job.algorithm.declaration.has_rollouts
