@@ -105,7 +105,7 @@ class Player:
         learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text, process=leak.process, slope=leak.bytes_per_step)
-        for line in self.task.followers.take_dead() if self.task.followers else ():
+        for line in self.task.followers.take_problems() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
         timings["memory/allocated_gb"] = round(sum(self.recorder.memory_by_process().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())

@@ -15,6 +15,7 @@ In: measurements and metrics. Out: files, and the latest values for a display.
 import calendar
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,14 +47,14 @@ class Recorder:
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
         """devices: device of each process. after_step: the last step of an earlier run in this folder, if any."""
         self.folder, self.devices = folder, devices
-        self.origin_s = time.time() if after_step is None else _read_start_time(folder)
+        self.origin_s, run_id = (time.time(), "") if after_step is None else _read_start(folder)
         self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self.show_alarm: Callable[[int, str], None] = lambda step, text: None
         self.rollouts = RolloutFiles(folder)
         self._lock = threading.Lock()
-        self.facts: dict[str, str] = {}
+        self.facts = {"run_id": run_id or secrets.token_hex(8)}
         self._files: dict[str, Any] = {}
         mode = "w" if after_step is None else "a"
         self._open_file("alarms.jsonl", mode)
@@ -236,12 +237,14 @@ def _read_step(line: str) -> int:
         return -1  # malformed line
 
 
-def _read_start_time(folder: Path) -> float:
+def _read_start(folder: Path) -> tuple[float, str]:
+    """(start in seconds since 1970, id of the run in loggers) of the earlier run in a folder; "" without an id."""
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+        started_s = float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+        return started_s, str(status.get("run_id", ""))[:64]
     except (OSError, ValueError, KeyError, TypeError):
-        return time.time()
+        return time.time(), ""
 
 
 def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:

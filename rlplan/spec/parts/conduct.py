@@ -87,8 +87,19 @@ class EarlyStoppingSpec(Spec):
 class MetricsSpec(Spec):
     """Destinations of metrics, and how many rollouts are kept."""
 
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
     """Loggers that receive metrics in addition to the run folder's files. A logger that fails never stops a run."""
+    is_online: bool = False
+    """Whether wandb sends metrics to its server during the run; otherwise it only writes into the run folder. mlflow
+    always sends them."""
+    project: Annotated[str, Field(pattern=r"^[\w .-]{1,128}$")] = "rlplan"
+    """Project of wandb and trackio, and experiment of mlflow."""
+    entity: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] | None = None
+    """Team or user of wandb that owns the run; null: the default of the account."""
+    run_name: Annotated[str, Field(pattern=r"^[\w .:-]{1,128}$")] | None = None
+    """Name of the run in loggers; null: the job's name."""
+    sink_timeout_s: Seconds = 60.0
+    """Seconds that a logger's server gets to answer, and to take the last metrics after the run."""
     max_rollout_bytes: ByteCount = 10 * GIB
     """Bytes of `rollouts/` in the run folder, above which the oldest steps are deleted; 0 keeps no rollouts."""
     max_rollouts_per_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)

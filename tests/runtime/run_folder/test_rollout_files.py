@@ -75,8 +75,8 @@ def test_pandas_reads_what_a_step_has_made(tmp_path: Path) -> None:
 
 
 def test_answers_of_the_data_and_odd_texts_are_kept_too(tmp_path: Path) -> None:
-    given = Rollout(Prompt("p", "\ud83d?", "", (1,)), 0, Completion((104, 105), (0.0, 0.0), "stop"))
-    keep(tmp_path, 1, [given])
+    answer = Rollout(Prompt("p", "\ud83d?", "", (1,)), 0, Completion((104, 105), (0.0, 0.0), "stop"))
+    keep(tmp_path, 1, [answer])
     (row,) = read(tmp_path)
     assert (row["text"], row["prompt"]) == ("hi", "??")
     assert pd.isna(row["version"])
