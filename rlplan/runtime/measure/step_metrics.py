@@ -141,8 +141,12 @@ class StepMetrics:
                 if rewards and self.job.has_rollouts:
                     self.learning[f"data/{name}/reward_mean"] = math.fsum(rewards) / len(rewards)
 
-    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
-        """Shares of judged responses by the reason of their failure, such as `reward/NAME/timeout_fraction`."""
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int, logged: Mapping[str, float]) -> None:
+        """Shares of judged responses by the reason of their failure, such as `reward/NAME/timeout_fraction`.
+
+        logged: numbers that reward functions have logged, by `NAME/METRIC`.
+        """
+        self.learning |= {f"reward/{name}": value for name, value in logged.items()}
         for note, count in sorted(notes.items()):
             self.learning[f"reward/{note}_fraction"] = count / num_judged
         exhausted = sum(count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED)

@@ -65,6 +65,11 @@ class BatchedFunctions:
         """Names of the rewards that take batches; known after `start`."""
         return frozenset(self._processes)
 
+    @property
+    def processes(self) -> Collection[RewardProcess]:
+        """The processes of the functions."""
+        return self._processes.values()
+
     def judge(self, responses: Sequence[Response], progress: tuple[int, int]) -> BatchVerdicts:
         """Call every function once. progress: (finished steps, all steps)."""
         verdicts = BatchVerdicts(start_s=time.time())

@@ -6,6 +6,7 @@ called when the whole batch is there (batches.py).
 In: responses by id, from any thread. Out: verdicts, written into rollouts.
 """
 
+import math
 import queue
 import threading
 import time
@@ -115,6 +116,18 @@ class RewardPool:
         self._notes, self._num_judged = Counter(), 0
         return taken
 
+    def take_metrics(self) -> dict[str, float]:
+        """Means of the numbers that reward functions have logged since the last call, by `NAME/METRIC`."""
+        sums: dict[str, list[tuple[float, int]]] = {}
+        for process in (process for judge in (self._batched, *self._all_judges) for process in judge.processes):
+            for name, total, count in process.take_metrics():
+                sums.setdefault(name, []).append((total, count))
+        # fsum is exact, so it does not matter which process has judged which response
+        return {
+            name: math.fsum(total for total, _ in parts) / sum(count for _, count in parts)
+            for name, parts in sorted(sums.items())
+        }
+
     def take_span(self) -> tuple[float, float] | None:
         """(start, end) of the work of rewards in child processes since the last call; None without any."""
         span, self._span = self._span, None
@@ -123,6 +136,7 @@ class RewardPool:
     def reset(self) -> None:
         """Discard notes and pending verdicts when the steps start over."""
         self.take_notes()
+        self.take_metrics()
         self.take_span()
         with self._lock:
             self._started.clear()
@@ -198,6 +212,13 @@ class RewardPool:
         ]
         values = verdict.values | {label: answer for label, answer in answers.items() if isinstance(answer, float)}
         self._notes.update({f"{label}/skipped": 1 for label, answer in answers.items() if answer is None})
+        self._notes.update(
+            {
+                f"{label}/late": 1
+                for label, answer in answers.items()
+                if isinstance(answer, RewardFailure) and answer.is_late
+            }
+        )
         rollout.is_judged = True
         rollout.failure = verdict.failure or next(iter(failures), "")
         rollout.rewards = {spec.label: values[spec.label] for spec in self.job.rewards if spec.label in values}
