@@ -95,14 +95,15 @@ class RewardPool:
             self.begin(rollout.id, _make_response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s
         progress = (num_steps_done, self.job.workload.num_steps)
-        batch = self._batched.judge([_make_response(rollout) for rollout in rollouts], progress)
+        start_s = time.time()
+        answers = self._batched.judge([_make_response(rollout) for rollout in rollouts], progress)
+        spans = [(start_s, time.time())] if answers else []
         verdicts = [self._await_verdict(rollout, deadline) for rollout in rollouts]
         self._num_judged += len(verdicts)
         for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
             self._notes.update(verdict.notes)
-            self._write_reward(rollout, verdict, batch.get_answers(index))
-        spans = [(verdict.start_s, verdict.end_s) for verdict in verdicts]
-        spans += [(batch.start_s, batch.end_s)] if batch.answers else []
+            self._write_reward(rollout, verdict, {label: values[index] for label, values in answers.items()})
+        spans += [(verdict.start_s, verdict.end_s) for verdict in verdicts]
         if verdicts and self.has_processes:
             spans += [] if self._span is None else [self._span]
             self._span = min(start_s for start_s, _ in spans), max(end_s for _, end_s in spans)

@@ -33,13 +33,9 @@ class Destination:
 
     project: str
     entity: str | None
-    """Owner of the project; None for the account's default."""
-
     is_online: bool
-    """Whether metrics are sent to a server during the run."""
-
     timeout_s: float
-    """Seconds that a server gets to answer."""
+    """As in MetricsSpec."""
 
     def report_problem(self, kind: str, text: str) -> None:
         """Write down, for the run's alarms, why metrics do not reach the logger."""

@@ -26,10 +26,8 @@ class Followers:
 
     def __init__(self, metrics: MetricsSpec, folder: Path, name: str, run_id: str, after: int = -1) -> None:
         self.folder, self.metrics = folder, metrics
-        destination = Destination(
-            str(folder.resolve()), run_id, metrics.run_name or name, metrics.project, metrics.entity, metrics.is_online,
-            metrics.sink_timeout_s,
-        )  # fmt: skip
+        place = str(folder.resolve()), run_id, metrics.run_name or name, metrics.project, metrics.entity
+        destination = Destination(*place, metrics.is_online, metrics.sink_timeout_s)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for sink in metrics.sinks:
             (folder / "logs" / f"sink-{sink}.problem").unlink(missing_ok=True)

@@ -73,15 +73,11 @@ class MLflow:
             experiment = self._ask("experiments/create", name=self._to.project)["experiment_id"]
         tagged = f"tags.`{TAG}` = '{self._to.run_id}'"
         known = self._ask("runs/search", experiment_ids=[experiment], filter=tagged, max_results=1).get("runs")
-        if not known:
-            tags = [{"key": TAG, "value": self._to.run_id}]
-            started = int(1000 * time.time())
-            known = [
-                self._ask(
-                    "runs/create", experiment_id=experiment, run_name=self._to.name, start_time=started, tags=tags
-                )["run"]
-            ]
-        return str(known[0]["info"]["run_id"])
+        if known:
+            return str(known[0]["info"]["run_id"])
+        about = {"run_name": self._to.name, "tags": [{"key": TAG, "value": self._to.run_id}]}
+        run = self._ask("runs/create", experiment_id=experiment, start_time=int(1000 * time.time()), **about)["run"]
+        return str(run["info"]["run_id"])
 
     def _ask(self, path: str, **body: Any) -> Any:
         """Call the server: GET without a body. Raises: HTTPError, OSError."""
