@@ -35,7 +35,7 @@ class Destination:
     entity: str | None
     is_online: bool
     timeout_s: float
-    """As in MetricsSpec."""
+    """These four are keys of the job's `metrics`."""
 
     def report_problem(self, kind: str, text: str) -> None:
         """Write down, for the run's alarms, why metrics do not reach the logger."""

@@ -1,4 +1,4 @@
-"""What is sent between processes takes few bytes a token and comes back equal, of the same types."""
+"""A value that is sent between processes takes few bytes a token and comes back equal, of the same types."""
 
 import pickle
 import random
