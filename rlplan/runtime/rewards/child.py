@@ -159,8 +159,8 @@ def _adapt_verl(function: Callable[..., Any], log: Log) -> Batch:
         }
         value = run_awaitable(function(**select_arguments(takes, everything)))
         if isinstance(value, dict):  # verl accepts a dict with more metrics
-            for name, number in value.items():
-                log(name, number) if name != "score" else None
+            for name in value.keys() - {"score"}:
+                log(name, value[name])
             value = value["score"]
         return TypeError("it returned None, not a number") if value is None else value
 

@@ -82,7 +82,8 @@ class RewardProcess:
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
         answer = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
-        self._metrics += [(f"{self.label}/{name}", *sums) for name, sums in answer.get("metrics", {}).items()]
+        for name, (total, count) in answer.get("metrics", {}).items():
+            self._metrics.append((f"{self.label}/{name}", float(total), int(count)))
         return [None if value is None else _read_number(value) for value in answer["values"]]
 
     def take_metrics(self) -> list[tuple[str, float, int]]:

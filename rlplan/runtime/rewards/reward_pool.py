@@ -120,7 +120,8 @@ class RewardPool:
     def take_metrics(self) -> dict[str, float]:
         """Means of the numbers that reward functions have logged since the last call, by `NAME/METRIC`."""
         sums: dict[str, list[tuple[float, int]]] = {}
-        for process in (process for judge in (self._batched, *self._all_judges) for process in judge.processes):
+        judged = (process for judge in self._all_judges for process in judge.processes)
+        for process in (*self._batched.processes, *judged):
             for name, total, count in process.take_metrics():
                 sums.setdefault(name, []).append((total, count))
         # fsum is exact, so it does not matter which process has judged which response

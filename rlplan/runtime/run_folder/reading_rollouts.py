@@ -48,7 +48,7 @@ def choose_rollouts(
         )
     losses = {} if plan.job.has_rollouts else _read_losses(run_folder)
     rows = (row for step in steps for row in _read_rows(files[step], losses.get(step), with_tokens=with_tokens))
-    chosen = (row for row in rows if row["is_truncated"] or not truncated_only)
+    chosen: Iterator[dict[str, Any]] = (row for row in rows if row["is_truncated"] or not truncated_only)
     if reward is not None:
         chosen = _require_reward(chosen, reward, files[steps[0]])
     if count is None:
@@ -86,7 +86,7 @@ def _read_rows(file: Path, loss: float | None, *, with_tokens: bool) -> Iterator
         yield row | {"rewards": {name.removeprefix(REWARD_COLUMN): row[name] for name in names}, "loss": loss}
 
 
-_KINDS = {
+_KINDS: dict[str, type] = {
     **dict.fromkeys(TEXTS, str),
     **dict.fromkeys(("step", "group", "num_turns", "num_tokens", "num_learned"), int),
     **dict.fromkeys(("reward", "advantage"), float),

@@ -146,7 +146,7 @@ def _make_table(rows: Sequence[dict[str, Any]], rollouts: Sequence[Rollout]) -> 
         parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(schema)),
     )
     completions = [rollout.completion for rollout in rollouts]
-    columns: dict[str, tuple[str, list[Sequence[float]]]] = {
+    columns: dict[str, tuple[str, Sequence[Sequence[float]]]] = {
         "prompt_tokens": ("i", [rollout.prompt.tokens for rollout in rollouts]),
         "tokens": ("i", [completion.tokens for completion in completions]),
         "versions": ("i", [_list_versions(completion) for completion in completions]),
