@@ -159,8 +159,9 @@ def _adapt_verl(function: Callable[..., Any], log: Log) -> Batch:
         }
         value = run_awaitable(function(**select_arguments(takes, everything)))
         if isinstance(value, dict):  # verl accepts a dict with more metrics
-            for name in value.keys() - {"score"}:
-                log(name, value[name])
+            for name, number in value.items():
+                if name != "score":
+                    log(name, number)
             value = value["score"]
         return TypeError("it returned None, not a number") if value is None else value
 
