@@ -4,6 +4,7 @@ In: values for a template, charts as data. Out: HTML text; all values are data a
 Left out: the content of pages (run_page.py, plans/).
 """
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,6 +26,13 @@ def render(template: str, **values: Any) -> str:
     """Render a page."""
     text: str = make_environment().get_template(template).render(version=__version__, **values)
     return text
+
+
+def render_rollouts(run: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Render the page of a run's rollouts. run: name of its folder. rows: from `choose_rollouts`."""
+    steps = sorted({row["step"] for row in rows})
+    names = list(dict.fromkeys(name for row in rows for name in row["rewards"]))
+    return render("rollouts.html.j2", run=run, rows=rows, steps=steps, names=names)
 
 
 @cache

@@ -54,6 +54,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any]) -> str:
         commands=_commands(findings),
         evaluations=summary["learning"][0]["evaluations"],
         no_evaluation=missing(run),
+        has_rewards=run.plan.job.has_rollouts,
         flat_points=FLAT_POINTS,
         tolerance=PEAK_TOLERANCE,
     )

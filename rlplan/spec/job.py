@@ -27,9 +27,6 @@ from rlplan.vocabulary import Role
 
 __all__ = ["JobSpec", "PolicySpec"]
 
-REWARD_MEAN = "reward/mean"
-"""The one metric besides evaluations that checkpoints and early stopping may watch."""
-
 GIVEN_WORDS = {
     "answer": "reads one answer of each prompt from the data",
     "unpaired": "reads one answer of each prompt from the data and compares it with an answer to another prompt",
@@ -218,10 +215,14 @@ class JobSpec(JobRoles):
     @model_validator(mode="after")
     def _watched_metrics_exist(self) -> Self:
         checkpoints, stopping = self.checkpoints, self.early_stopping
-        known = (*(evaluation.metric for evaluation in self.evaluations), REWARD_MEAN)
-        watched = {"checkpoints.best_metric": checkpoints.best_metric}
-        watched["early_stopping.metric"] = stopping.metric if stopping else None
-        for key, metric in watched.items():
+        known = (*(evaluation.metric for evaluation in self.evaluations), self.progress_metric)
+        watched = {"checkpoints.best_metric": (checkpoints.best_metric, checkpoints.best_mode)}
+        if stopping is not None:
+            watched["early_stopping.metric"] = (stopping.metric, stopping.mode)
+        for key, (metric, mode) in watched.items():
+            if metric == "policy/loss" and mode == "max":
+                mode_key = "checkpoints.best_mode" if "best" in key else "early_stopping.mode"
+                raise ValueError(f"{key} = {metric}: a lower loss is better, so {mode_key} must be min")
             if metric is not None and self.data is not None and metric not in known:
                 raise ValueError(
                     f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
@@ -234,7 +235,7 @@ class JobSpec(JobRoles):
             raise ValueError(
                 "checkpoints.best_metric: checkpoints.every is 0, so that there are no checkpoints to keep"
             )
-        if checkpoints.best_metric != REWARD_MEAN and self.workload.evaluate_every % checkpoints.every:
+        if checkpoints.best_metric != self.progress_metric and self.workload.evaluate_every % checkpoints.every:
             raise ValueError(
                 f"checkpoints.best_metric: workload.evaluate_every = {self.workload.evaluate_every} must be a multiple "
                 f"of checkpoints.every = {checkpoints.every}, so that every evaluated step has a checkpoint"

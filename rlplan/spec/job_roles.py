@@ -174,6 +174,11 @@ class JobRoles(JobParts):
         return self.algorithm.declaration.has_rollouts
 
     @property
+    def progress_metric(self) -> str:
+        """Metric that shows in every step whether the job learns: the reward, or the loss on given answers."""
+        return "reward/mean" if self.has_rollouts else "policy/loss"
+
+    @property
     def has_engine(self) -> bool:
         """Whether there is a rollout engine. On a CPU host, jobs without rollouts have one for evaluations."""
         return self.has_rollouts or (not self.is_on_gpus and not self.algorithm.declaration.trains_scalar)

@@ -44,6 +44,7 @@ COMMANDS = (
     "emit",
     "run",
     "watch",
+    "rollouts",
     "report",
     "accuracy",
     "calibrate",

@@ -124,6 +124,7 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
         "preflight.json",
         "data.json",
         "lengths.json",
+        "rollouts/",
         "logs/",
         "start_policy/",
         "checkpoints/",

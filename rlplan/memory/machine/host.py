@@ -132,8 +132,8 @@ TEXT_BYTES = 6
 """Bytes of a token's text as JSON. Assumed: 4 letters in English and code, and JSON's escapes."""
 ID_BYTES = 9
 """Bytes of a token's id in a JSON list: at most 7 digits, a comma and a space."""
-SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
-"""Bytes of a logger's process. tensorboard: a bare interpreter (CPython 3.11, 14 MB resident). The other two are
+SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "mlflow": 32 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
+"""Bytes of a logger's process. tensorboard: a bare interpreter (CPython 3.11, 14 MB resident). The others are
 assumed, not measured."""
 
 
@@ -215,7 +215,7 @@ def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
 def sink_bytes(job: ResolvedJob) -> int:
     """Bytes of all loggers of a job.
 
-    Counts: a process each. Source: SINK_PROCESS_BYTES. Assumes: packages other than tensorboard take 256 MiB.
+    Counts: a process each. Source: SINK_PROCESS_BYTES. Assumes: wandb and trackio take 256 MiB.
 
     >>> from types import SimpleNamespace as Some
     >>> sink_bytes(Some(metrics=Some(sinks=("tensorboard", "wandb")))) // MIB

@@ -20,14 +20,15 @@ _DASHES = ([4, 3], [1.5, 3], [7, 3, 2, 3])
 """Dash patterns of controls, in CSS pixels."""
 
 PANELS = (
-    ("Reward", "reward/mean", "number"),
     ("KL to the reference", "kl/mean", "number"),
     ("Entropy of the policy", "policy/entropy", "number"),
     ("Clipped ratios", "policy/clip_fraction", "share"),
     ("Throughput, tokens/s", "throughput/tokens_per_sec", "number"),
     ("Largest log-prob difference, engine and trainer", "sync/logprob_difference_max", "number"),
 )
-"""Title, metric and format of each curve after the evaluations."""
+"""Title, metric and format of each curve after the evaluations and the reward or the loss."""
+_PROGRESS = (("Reward", "reward/mean", "number"), ("Loss", "policy/loss", "number"))
+"""The panels of `progress_metric`: of jobs that generate, and of those that learn from given answers."""
 LOGARITHMIC = "sync/logprob_difference_max"
 """Metric with a logarithmic axis: rounding and a stale engine differ by powers of ten."""
 
@@ -58,10 +59,11 @@ def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> dict[str, Any]
         )
         for evaluation in evaluations(runs)
     ]  # fmt: skip
-    panels += [_panel(curves, *panel) for panel in PANELS]
-    missing = [
-        title for (title, *_), panel in zip(PANELS, panels[len(panels) - len(PANELS) :], strict=True) if not panel
-    ]
+    progress = {run.plan.job.progress_metric for run in runs}
+    training = [*(panel for panel in _PROGRESS if panel[1] in progress), *PANELS]
+    drawn = [_panel(curves, *panel) for panel in training]
+    missing = [title for (title, *_), panel in zip(training, drawn, strict=True) if not panel]
+    panels += drawn
     return {
         "type": "curves",
         "runs": [{"label": curve.label, "color": curve.color, "note": curve.note} for curve in curves],

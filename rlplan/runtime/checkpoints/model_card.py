@@ -41,7 +41,7 @@ Trained with rlplan {plan.rlplan_version}. The weights are those at {when}.
 
 ## Metrics
 
-{_table(_metrics(run_folder)) or "None yet."}
+{_table(_metrics(run_folder, plan.job.progress_metric)) or "None yet."}
 
 ## Plan
 
@@ -75,13 +75,13 @@ def _data(plan: Plan, run_folder: Path) -> dict[str, object]:
     return rows
 
 
-def _metrics(run_folder: Path) -> dict[str, object]:
-    """The latest value of the mean reward and of every evaluation metric, with its step."""
+def _metrics(run_folder: Path, metric: str) -> dict[str, object]:
+    """The latest value of a metric and of every evaluation metric, with its step."""
     file, latest = run_folder / "metrics.jsonl", dict[str, object]()
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
         row = json.loads(line)
         for name, value in row.items():
-            if name == "reward/mean" or name.startswith("evaluate/"):
+            if name == metric or name.startswith("evaluate/"):
                 latest[name] = f"{value:.6g} (step {row['step']})"
     return latest
 

@@ -133,8 +133,7 @@ class Cluster:
 
     def list_children(self) -> "list[psutil.Process]":
         """All processes that this run started. They are remembered, so orphans stay known."""
-        known = self.foreign_pids | {child.pid for child in self._children}
-        self._children += [child for child in list_child_processes() if child.pid not in known]
+        self._children += list_child_processes(self.foreign_pids | {child.pid for child in self._children})
         return self._children
 
     def close(self) -> None:

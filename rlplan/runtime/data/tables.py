@@ -1,7 +1,7 @@
 """Tables: rows of a file or a local Hugging Face data set, as one dictionary per row.
 
-Parquet and arrow files are read in a child process, so that the driver does not load pyarrow. Run as a module, this
-file is that process, which prints rows as JSON lines.
+Parquet and arrow files are read in a child process with a memory limit, because anybody may have written them. Run as a
+module, this file is that process, which prints rows as JSON lines.
 
 In: JSONL, JSON, CSV, TSV, parquet, or a folder (`save_to_disk`, or the Hub's parquet files). Out: numbered rows.
 Left out: downloads.
@@ -12,6 +12,7 @@ import codecs
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -49,8 +50,12 @@ MAX_LIST_BYTES = 1 << 26
 SPLITS = ("train", "test", "validation")
 
 
-def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def read_table(
+    path: Path, image_column: str | None = None, left_out: str = ""
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """(row number from 1, the row or its fault as text). image_column: column whose bytes are kept as base64.
+
+    left_out: regular expression of columns of a parquet file that are not read.
 
     Raises: SpecError, HostError when the table cannot be read at all.
     """
@@ -59,7 +64,7 @@ def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[in
             with open_regular(path, "the data"):
                 pass  # raises an error for the user if there is no such file
         if path.is_dir() or path.suffix in (".parquet", ".arrow"):
-            yield from _read_in_child(path, image_column)
+            yield from _read_in_child(path, image_column, left_out)
         elif path.suffix == ".json":
             rows = _parse_value(
                 read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file"
@@ -149,12 +154,10 @@ def _parse_line(line: bytes) -> dict[str, Any] | str:
         return str(error)
 
 
-def _read_in_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _read_in_child(path: Path, image_column: str | None, left_out: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Rows from the child process, as a stream: neither process holds more than a batch of them."""
     with tempfile.TemporaryFile() as errors:
-        command = make_module_command(
-            "rlplan.runtime.data.tables", str(path), *([image_column] if image_column else [])
-        )
+        command = make_module_command("rlplan.runtime.data.tables", str(path), image_column or "", left_out)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
             deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would otherwise block forever
             deadline.start()
@@ -277,8 +280,11 @@ def _format_cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool)
     return json.dumps(value, default=convert)
 
 
-def print_rows(path: Path, image_column: str | None = None) -> None:
-    """Print the rows of a parquet or arrow table as JSON lines. Raises: SystemExit with the table's fault."""
+def print_rows(path: Path, image_column: str | None = None, left_out: str = "") -> None:
+    """Print the rows of a parquet or arrow table as JSON lines. Raises: SystemExit with the table's fault.
+
+    left_out: see `read_table`.
+    """
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # other pools map a gigabyte ahead, over the memory limit
     import pyarrow as pa
     import pyarrow.parquet
@@ -296,7 +302,8 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
             if file.suffix == ".parquet":
                 # The footer's strings are bounded, because a forged length would allocate gigabytes.
                 source = pa.parquet.ParquetFile(file, thrift_string_size_limit=1 << 24)
-                tables = (batch for batch in source.iter_batches(BATCH_ROWS, use_threads=False))
+                names = [name for name in source.schema_arrow.names if not (left_out and re.fullmatch(left_out, name))]
+                tables = iter(source.iter_batches(BATCH_ROWS, columns=names, use_threads=False))
             else:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
@@ -313,4 +320,4 @@ def print_rows(path: Path, image_column: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    print_rows(Path(sys.argv[1]), *sys.argv[2:3])
+    print_rows(Path(sys.argv[1]), sys.argv[2] or None, sys.argv[3])

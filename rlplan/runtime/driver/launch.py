@@ -158,7 +158,8 @@ def _record_start(task: Task, recorder: Recorder, listener: Listener) -> Followe
     recorder.write_file("data.json", collect_data_facts(task.prompts))
     if resumption is not None:
         prepare_resume(resumption, recorder)
-    return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
+    after = resumption.step if resumption else -1
+    return Followers(job.metrics, recorder.folder, job.name, recorder.facts["run_id"], after)
 
 
 def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:

@@ -25,8 +25,6 @@ from rlplan.runtime.sinks.followers import Followers
 
 STOPPED_EARLY = "stopped_early"
 """Key of status.json for the reason why a run stopped early."""
-SAMPLES_PER_STEP = 2
-"""Rollouts of each step that samples.jsonl shows."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Player:
         learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text, process=leak.process, slope=leak.bytes_per_step)
-        for line in self.task.followers.take_dead() if self.task.followers else ():
+        for line in self.task.followers.take_problems() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
         timings["memory/allocated_gb"] = round(sum(self.recorder.memory_by_process().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
@@ -115,7 +113,9 @@ class Player:
             self.recorder.write_row("metrics.jsonl", learning)
         self.recorder.write_row("timings.jsonl", timings)
         if step > 0:
-            self._write_samples(step)
+            by_group = {rollout.group: rollout.prompt.id for rollout in self.runner.collector.rollouts}
+            self.recorder.write_row("prompts.jsonl", {"step": step, "prompts": [*by_group.values()]})
+            self.recorder.rollouts.settle()  # before the step's checkpoint, which promises that they are there
         why = self.runner.best.observe(step, learning) if step >= 0 else None
         self.runner.finish_step(step)
         self.listener(RunEvent("step", step, "", learning, timings))
@@ -138,11 +138,3 @@ class Player:
         self.runner.stop_early(step)
         self.listener(RunEvent("phase", step, text))
         return True
-
-    def _write_samples(self, step: int) -> None:
-        rollouts = self.runner.collector.rollouts
-        by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
-        self.recorder.write_row("prompts.jsonl", {"step": step, "prompts": [*by_group.values()]})
-        for rollout in rollouts[:SAMPLES_PER_STEP]:
-            row = {"step": step, "prompt": rollout.prompt.text, "response": rollout.text, "reward": rollout.reward}
-            self.recorder.write_row("samples.jsonl", row | {"answer": rollout.prompt.answer})

@@ -116,6 +116,14 @@ def _check_loggers(job: ResolvedJob) -> None:
             rule="every logger in metrics.sinks is installed",
             way_out=f"pip install '{LOGGERS[missing[0]]}', or remove {missing[0]} from metrics.sinks",
         )
+    server = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if "mlflow" in job.metrics.sinks and not server.startswith(("http://", "https://")):
+        raise HostError(
+            f"MLFLOW_TRACKING_URI is {server or 'not set'}",
+            where="metrics.sinks: mlflow",
+            rule="metrics are sent to a tracking server, by http or https",
+            way_out="mlflow server, and export MLFLOW_TRACKING_URI=http://127.0.0.1:5000; or remove mlflow",
+        )
 
 
 def _check_chat_templates(job: ResolvedJob) -> None:

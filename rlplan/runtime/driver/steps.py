@@ -197,6 +197,8 @@ class ActionRunner:
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
         self.collector.finish_rewards(step)
         self.learner.compute_advantages(self.collector.rollouts, step)
+        words = self.collector.groups.words
+        self.recorder.rollouts.begin(step, self.collector.rollouts, self.job.metrics, words.text)
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:

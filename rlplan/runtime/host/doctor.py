@@ -25,6 +25,7 @@ REQUIRED_PACKAGES = {
     "tokenizers": None,
     "safetensors": None,
     "psutil": None,
+    "pyarrow": None,
 }
 """Packages that a run needs besides vLLM, with the tested version; None accepts any."""
 

@@ -107,8 +107,13 @@ class StepMetrics:
             self.learning["rollouts/begun_anew"] = num_requests
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately."""
+        """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately.
+
+        Answers of the data set have none: their `reward` only says which of them is the better one.
+        """
         self.add_sources(rollouts)
+        if not self.job.has_rollouts:
+            return
         self.learning["reward/failed_fraction"] = sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts)
         rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
         if not rollouts:
@@ -134,11 +139,16 @@ class StepMetrics:
         for name, members in sorted(by_source.items()):
             if name:
                 self.learning[f"data/{name}/fraction"] = len(members) / len(rollouts)
-                if rewards := [rollout.reward for rollout in members if not rollout.has_failed]:
+                rewards = [rollout.reward for rollout in members if not rollout.has_failed]
+                if rewards and self.job.has_rollouts:
                     self.learning[f"data/{name}/reward_mean"] = math.fsum(rewards) / len(rewards)
 
-    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
-        """Shares of judged responses by the reason of their failure, such as `reward/NAME/timeout_fraction`."""
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int, logged: Mapping[str, float]) -> None:
+        """Shares of judged responses by the reason of their failure, such as `reward/NAME/timeout_fraction`.
+
+        logged: numbers that reward functions have logged, by `NAME/METRIC`.
+        """
+        self.learning |= {f"reward/{name}": value for name, value in logged.items()}
         for note, count in sorted(notes.items()):
             self.learning[f"reward/{note}_fraction"] = count / num_judged
         exhausted = sum(count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED)

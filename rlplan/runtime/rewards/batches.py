@@ -9,33 +9,16 @@ rewards. Functions run concurrently, each in one process that keeps the function
 Left out: rewards of single responses (judge.py).
 """
 
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from rlplan.runtime.rewards.judge import Response, make_function_process, make_request
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
 
-
-@dataclass(slots=True)
-class BatchVerdicts:
-    """Answers of all batch functions about one batch."""
-
-    answers: dict[str, list[float | RewardFailure | None]] = field(default_factory=dict)
-    """Answers by reward name, one per response."""
-
-    start_s: float = 0.0
-    """Start of the first call, in seconds since 1970."""
-
-    end_s: float = 0.0
-    """End of the last call, in seconds since 1970."""
-
-    def get_answers(self, index: int) -> dict[str, float | RewardFailure | None]:
-        """Answers about one response of the batch, by reward name."""
-        return {label: answers[index] for label, answers in self.answers.items()}
+Answers = dict[str, list[float | RewardFailure | None]]
+"""Answers of all batch functions about one batch, by the reward's name, one per response."""
 
 
 class BatchedFunctions:
@@ -65,22 +48,26 @@ class BatchedFunctions:
         """Names of the rewards that take batches; known after `start`."""
         return frozenset(self._processes)
 
-    def judge(self, responses: Sequence[Response], progress: tuple[int, int]) -> BatchVerdicts:
+    @property
+    def processes(self) -> Collection[RewardProcess]:
+        """The processes of the functions."""
+        return self._processes.values()
+
+    def judge(self, responses: Sequence[Response], progress: tuple[int, int]) -> Answers:
         """Call every function once. progress: (finished steps, all steps)."""
-        verdicts = BatchVerdicts(start_s=time.time())
-        if responses:
-            requests = [make_request(response) for response in responses]
-            calls = {
-                label: self._threads.submit(process.ask_batch, requests, progress, self.longest_s)
-                for label, process in self._processes.items()
-            }
-            for label, call in calls.items():
-                try:
-                    verdicts.answers[label] = call.result()
-                except RewardFailure as failure:
-                    verdicts.answers[label] = [failure] * len(responses)
-        verdicts.end_s = time.time()
-        return verdicts
+        if not responses:
+            return {}
+        requests, answers = [make_request(response) for response in responses], Answers()
+        calls = {
+            label: self._threads.submit(process.ask_batch, requests, progress, self.longest_s)
+            for label, process in self._processes.items()
+        }
+        for label, call in calls.items():
+            try:
+                answers[label] = call.result()
+            except RewardFailure as failure:
+                answers[label] = [failure] * len(responses)
+        return answers
 
     def close(self) -> None:
         """End every process and abandon running calls."""

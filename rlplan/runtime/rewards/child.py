@@ -11,6 +11,7 @@ In: JSON lines on standard input. Out: JSON lines on the descriptor that was sta
 
 import inspect
 import json
+import math
 import os
 import re
 import resource
@@ -29,6 +30,8 @@ from rlplan.runtime.processes.safe_path import load_file
 
 MAX_ANSWER = 4096
 """Most bytes of an answer about one response."""
+MAX_METRICS, MAX_NAME = 16, 64
+"""Most metrics that a function logs, and most characters of their names."""
 MAX_VALUE = 400
 """Most bytes of one value or failure in an answer about a batch."""
 MEMORY_PER_BYTE = 8
@@ -68,14 +71,17 @@ class TrainerState:
     """Optimization steps of the whole run."""
 
 
+Log = Callable[[str, Any], None]
+"""A function that takes a metric's name and its number, such as a judge's cost."""
 Batch = Callable[[dict[str, Any]], Sequence[Any]]
 """A function of a request; it returns a value or an exception for each of the request's `responses`."""
 
 
-def load_function(path: str, signature: str, columns: Collection[str] | None) -> tuple[Batch, bool]:
+def load_function(path: str, signature: str, columns: Collection[str] | None, log: Log) -> tuple[Batch, bool]:
     """(the user's function, adapted to take a request; whether it is called once for a whole batch).
 
-    columns: columns that every row has; None if unknown. Raises: TypeError when the parameters do not fit.
+    columns: columns that every row has; None if unknown. log: called with each number that the function logs.
+    Raises: TypeError when the parameters do not fit.
     """
     file, _, name = path.rpartition(":")
     function = getattr(load_file(file, Path(file).stem), name, None)
@@ -85,7 +91,7 @@ def load_function(path: str, signature: str, columns: Collection[str] | None) ->
         raise TypeError(f"{name} is a class or a generator; it must be a plain or async function")
     kind = detect_signature(function) if signature == "auto" else signature
     check_parameters(function, kind, columns)
-    return (_adapt_trl(function), True) if kind == "trl" else (_adapt_verl(function), False)
+    return (_adapt_trl(function, log), True) if kind == "trl" else (_adapt_verl(function, log), False)
 
 
 def detect_signature(function: Callable[..., Any]) -> str:
@@ -140,7 +146,7 @@ def select_arguments(takes: set[str] | None, offered: Mapping[str, Any]) -> dict
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-def _adapt_verl(function: Callable[..., Any]) -> Batch:
+def _adapt_verl(function: Callable[..., Any], log: Log) -> Batch:
     takes = list_accepted_names(function)
 
     def call(response: dict[str, Any]) -> Any:
@@ -152,17 +158,21 @@ def _adapt_verl(function: Callable[..., Any]) -> Batch:
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = run_awaitable(function(**select_arguments(takes, everything)))
-        value = values["score"] if isinstance(values, dict) else values  # verl accepts a dict with more metrics
+        value = run_awaitable(function(**select_arguments(takes, everything)))
+        if isinstance(value, dict):  # verl accepts a dict with more metrics
+            for name, number in value.items():
+                if name != "score":
+                    log(name, number)
+            value = value["score"]
         return TypeError("it returned None, not a number") if value is None else value
 
     return lambda request: [call(response) for response in request["responses"]]
 
 
-def _adapt_trl(function: Callable[..., Any]) -> Batch:
+def _adapt_trl(function: Callable[..., Any], log: Log) -> Batch:
     """Adapt a TRL function: one call with the lists of all responses; None among the values is kept.
 
-    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: values passed to `log_extra` and `log_metric`.
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: values passed to `log_extra`.
     """
     takes = list_accepted_names(function)
 
@@ -180,7 +190,7 @@ def _adapt_trl(function: Callable[..., Any]) -> Batch:
             "completion_ids": [response["tokens"] for response in responses],
             "trainer_state": TrainerState(*request["progress"]),
             "log_extra": lambda column, values: None,
-            "log_metric": lambda name, value: None,
+            "log_metric": log,
         }
         values = run_awaitable(function(**select_arguments(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
@@ -260,9 +270,30 @@ def _encode_number(value: Any) -> dict[str, Any]:
     return {"failure": f"it returned {'None' if value is None else type(value).__name__[:MAX_VALUE]}, not a number"}
 
 
-def _compute_values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
+class Metrics:
+    """Means of the numbers that a function logs during a call; others than finite numbers are dropped."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def log(self, name: str, value: Any) -> None:
+        number = _encode_number(value).get("value")
+        name, number = "".join(re.findall(r"[\w.-]", str(name)))[:MAX_NAME], float.fromhex(number or "nan")
+        if name and math.isfinite(number) and (name in self._sums or len(self._sums) < MAX_METRICS):
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + number, count + 1
+
+    def take(self) -> dict[str, tuple[float, int]]:
+        """(sum, count) by name since the last call."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+
+def _compute_values(call: Batch, metrics: Metrics, request: dict[str, Any]) -> dict[str, Any]:
     """An answer about a batch; null stands for None, with which a function leaves a response to other rewards."""
-    return {"values": [None if value is None else _encode_number(value) for value in call(request)]}
+    metrics.take()  # an earlier call may have failed
+    values = [None if value is None else _encode_number(value) for value in call(request)]
+    return {"values": values, "metrics": metrics.take()}
 
 
 def _answer_line(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
@@ -310,6 +341,7 @@ def main() -> None:
     channel = AnswerChannel(discards_prints=True)
     setting = json.loads(channel.requests.readline())
     memory, is_math, takes_batches = setting["memory"], setting["kind"] == "math", False
+    metrics = Metrics()
     # A function's soft limit grows with each batch (_limit_memory), so only mathematics gets a hard limit.
     resource.setrlimit(
         resource.RLIMIT_DATA, (memory, memory if is_math else resource.getrlimit(resource.RLIMIT_DATA)[1])
@@ -320,13 +352,14 @@ def main() -> None:
             compare = load_math(partial(_say, channel, {"begun": True}))
             compare({"text": "1", "answer": "2"})  # triggers lazy imports before the first fork
         else:
-            function, takes_batches = load_function(setting["path"], setting["signature"], setting.get("columns"))
+            columns, signature = setting.get("columns"), setting["signature"]
+            function, takes_batches = load_function(setting["path"], signature, columns, metrics.log)
     except BaseException as error:
         return _say(channel, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
     if is_math:
         return _serve_in_forks(lambda request: _encode_number(compare(request)), channel)
     _say(channel, {"ready": 0, "takes_batches": takes_batches})
-    return _serve(partial(_compute_values, function), channel, memory)
+    return _serve(partial(_compute_values, function, metrics), channel, memory)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ class Judge:
         for process in self._processes.values():
             process.close()
 
+    @property
+    def processes(self) -> Collection[RewardProcess]:
+        """The child processes of its rewards."""
+        return self._processes.values()
+
     def judge(self, response: Response) -> Verdict:
         """Compute the rewards up to the first that fails; a reward that returns None is left out."""
         start_s = time.time()
@@ -69,6 +74,7 @@ class Judge:
                 values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
             except RewardFailure as error:
                 failure = f"{spec.label}: {error.reason}"
+                notes |= {f"{spec.label}/late": 1} if error.is_late else {}
                 break
         return Verdict(values, failure, notes, start_s, time.time())
 

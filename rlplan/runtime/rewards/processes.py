@@ -15,6 +15,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.processes.line_process import (
     Deadline,
     GarbledError,
+    LateError,
     LineProcess,
     NoAnswerError,
     describe_exit,
@@ -35,6 +36,7 @@ class RewardProcess:
         self.label, self.setting, self.timeout_s = label, setting, timeout_s
         self._process: LineProcess | None = None
         self._is_ready, self._fork, self._takes_batches = False, 0, False
+        self._metrics: list[tuple[str, float, int]] = []
 
     def start(self, columns: Collection[str] | None = None) -> None:
         """Start the process unless it runs. columns: columns that every row has; None if unknown.
@@ -80,14 +82,21 @@ class RewardProcess:
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
         answer = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
+        for name, (total, count) in answer.get("metrics", {}).items():
+            self._metrics.append((f"{self.label}/{name}", float(total), int(count)))
         return [None if value is None else _read_number(value) for value in answer["values"]]
+
+    def take_metrics(self) -> list[tuple[str, float, int]]:
+        """(`NAME/METRIC`, sum, count) of the numbers that each call of the function has logged since last asked."""
+        metrics, self._metrics = self._metrics, []
+        return metrics
 
     def _answer(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
         """The reward's answer. Raises: RewardFailure, ExhaustedError."""
         try:
             answer = self._exchange(request, timeout_s, num_values)
         except NoAnswerError as error:
-            raise RewardFailure(_explain(error)) from None
+            raise RewardFailure(_explain(error), is_late=isinstance(error, LateError)) from None
         if "failure" in answer:
             raise RewardFailure(str(answer["failure"]))
         return answer

@@ -6,6 +6,7 @@ called when the whole batch is there (batches.py).
 In: responses by id, from any thread. Out: verdicts, written into rollouts.
 """
 
+import math
 import queue
 import threading
 import time
@@ -94,14 +95,15 @@ class RewardPool:
             self.begin(rollout.id, _make_response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s
         progress = (num_steps_done, self.job.workload.num_steps)
-        batch = self._batched.judge([_make_response(rollout) for rollout in rollouts], progress)
+        start_s = time.time()
+        answers = self._batched.judge([_make_response(rollout) for rollout in rollouts], progress)
+        spans = [(start_s, time.time())] if answers else []
         verdicts = [self._await_verdict(rollout, deadline) for rollout in rollouts]
         self._num_judged += len(verdicts)
         for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
             self._notes.update(verdict.notes)
-            self._write_reward(rollout, verdict, batch.get_answers(index))
-        spans = [(verdict.start_s, verdict.end_s) for verdict in verdicts]
-        spans += [(batch.start_s, batch.end_s)] if batch.answers else []
+            self._write_reward(rollout, verdict, {label: values[index] for label, values in answers.items()})
+        spans += [(verdict.start_s, verdict.end_s) for verdict in verdicts]
         if verdicts and self.has_processes:
             spans += [] if self._span is None else [self._span]
             self._span = min(start_s for start_s, _ in spans), max(end_s for _, end_s in spans)
@@ -115,6 +117,19 @@ class RewardPool:
         self._notes, self._num_judged = Counter(), 0
         return taken
 
+    def take_metrics(self) -> dict[str, float]:
+        """Means of the numbers that reward functions have logged since the last call, by `NAME/METRIC`."""
+        sums: dict[str, list[tuple[float, int]]] = {}
+        judged = (process for judge in self._all_judges for process in judge.processes)
+        for process in (*self._batched.processes, *judged):
+            for name, total, count in process.take_metrics():
+                sums.setdefault(name, []).append((total, count))
+        # fsum is exact, so it does not matter which process has judged which response
+        return {
+            name: math.fsum(total for total, _ in parts) / sum(count for _, count in parts)
+            for name, parts in sorted(sums.items())
+        }
+
     def take_span(self) -> tuple[float, float] | None:
         """(start, end) of the work of rewards in child processes since the last call; None without any."""
         span, self._span = self._span, None
@@ -123,6 +138,7 @@ class RewardPool:
     def reset(self) -> None:
         """Discard notes and pending verdicts when the steps start over."""
         self.take_notes()
+        self.take_metrics()
         self.take_span()
         with self._lock:
             self._started.clear()
@@ -198,6 +214,13 @@ class RewardPool:
         ]
         values = verdict.values | {label: answer for label, answer in answers.items() if isinstance(answer, float)}
         self._notes.update({f"{label}/skipped": 1 for label, answer in answers.items() if answer is None})
+        self._notes.update(
+            {
+                f"{label}/late": 1
+                for label, answer in answers.items()
+                if isinstance(answer, RewardFailure) and answer.is_late
+            }
+        )
         rollout.is_judged = True
         rollout.failure = verdict.failure or next(iter(failures), "")
         rollout.rewards = {spec.label: values[spec.label] for spec in self.job.rewards if spec.label in values}

@@ -15,11 +15,11 @@ MAX_REASON = 300
 
 
 class RewardFailure(Exception):  # noqa: N818  # an expected outcome that the run counts, not a bug
-    """A reward could not be computed. reason: a short text for the user."""
+    """A reward could not be computed. reason: a short text for the user. is_late: whether it missed its deadline."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_late: bool = False) -> None:
         super().__init__(reason[:MAX_REASON])
-        self.reason = reason[:MAX_REASON]
+        self.reason, self.is_late = reason[:MAX_REASON], is_late
 
 
 EXHAUSTED = ("timeout", "memory", "output", "killed")

@@ -114,7 +114,7 @@ class Collector:
         for batch in (self.rollouts, self.baselines):
             self.reward_pool.judge(batch, step - 1)
         notes, num_judged = self.reward_pool.take_notes()
-        self.metrics.add_reward_notes(notes, num_judged)
+        self.metrics.add_reward_notes(notes, num_judged, self.reward_pool.take_metrics())
         if (text := self.reward_pool.describe_exhaustion(notes, num_judged)) is not None:
             self.recorder.write_alarm(step, "rewards", text)
         self.recorder.write_failures(list_failures(all_rollouts, step))
@@ -171,6 +171,7 @@ class Collector:
         ]
         self.reward_pool.judge(rollouts, self.last_step if step == -1 else step)
         self.reward_pool.take_notes()  # drop them: the metrics count only training rollouts
+        self.reward_pool.take_metrics()
         self.reward_pool.take_span()
         self.recorder.write_failures(list_failures(rollouts, step))
         self.reward_pool.check_failures(rollouts, step)

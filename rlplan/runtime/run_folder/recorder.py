@@ -3,7 +3,7 @@
     trace.jsonl     spans and memory samples
     metrics.jsonl   learning metrics only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
-    samples.jsonl   some rollouts of each step, to read
+    rollouts/       the rollouts of each step (rollout_files.py)
     prompts.jsonl   the prompts that each step was trained on
     failures.jsonl  rollouts without a reward, and why
     alarms.jsonl    problems that the run survived: leaks, restarts, changes after a rehearsal
@@ -15,6 +15,7 @@ In: measurements and metrics. Out: files, and the latest values for a display.
 import calendar
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,31 +28,33 @@ from rlplan.errors import RunError
 from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, merge_measurements, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
+from rlplan.runtime.run_folder.rollout_files import RolloutFiles
 from rlplan.runtime.run_folder.run_files import overwrite_status, replace_atomically, write_json
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
-LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prompts.jsonl", "failures.jsonl")
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "prompts.jsonl", "failures.jsonl")
 """Files whose lines each belong to a step."""
 
 
 class Recorder:
     """Writer of one run folder. Methods are thread-safe; every line is flushed.
 
-    show_alarm: called with step and text of each alarm. resident, on_device: last known bytes of each process, in host
-    memory and on its GPU. Raises: RunError where the disk refuses a write.
+    rollouts: writer of the rollouts. show_alarm: called with step and text of each alarm. resident, on_device: last
+    known bytes of each process, in host memory and on its GPU. Raises: RunError where the disk refuses a write.
     """
 
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
         """devices: device of each process. after_step: the last step of an earlier run in this folder, if any."""
         self.folder, self.devices = folder, devices
-        self.origin_s = time.time() if after_step is None else _read_start_time(folder)
+        self.origin_s, run_id = (time.time(), "") if after_step is None else _read_start(folder)
         self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self.show_alarm: Callable[[int, str], None] = lambda step, text: None
+        self.rollouts = RolloutFiles(folder)
         self._lock = threading.Lock()
-        self.facts: dict[str, str] = {}
+        self.facts = {"run_id": run_id or secrets.token_hex(8)}
         self._files: dict[str, Any] = {}
         mode = "w" if after_step is None else "a"
         self._open_file("alarms.jsonl", mode)
@@ -61,8 +64,9 @@ class Recorder:
             self.truncate_after(after_step)
 
     def restart(self) -> None:
-        """Discard all lines, because the processes start again under another plan."""
+        """Discard all lines and rollouts, because the processes start again under another plan."""
         self.resident.clear()
+        self.rollouts.truncate_after(0)
         for name in LINES:
             self._open_file(name)
         self._begin_trace()
@@ -72,8 +76,9 @@ class Recorder:
             self._write("trace.jsonl", line)
 
     def truncate_after(self, step: int) -> None:
-        """Keep only the lines up to a step; the run that resumes from there writes the later ones again."""
+        """Keep only lines and rollouts up to a step; the run that resumes from there writes the later ones again."""
         self.resident.clear()
+        self.rollouts.truncate_after(step)
         for name in LINES:
             _truncate_lines(self.folder / name, step)
             self._open_file(name, "a")
@@ -197,6 +202,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files. Failed writes have been reported before."""
+        self.rollouts.close()
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
@@ -231,12 +237,14 @@ def _read_step(line: str) -> int:
         return -1  # malformed line
 
 
-def _read_start_time(folder: Path) -> float:
+def _read_start(folder: Path) -> tuple[float, str]:
+    """(start in seconds since 1970, id of the run in loggers) of the earlier run in a folder; "" without an id."""
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+        started_s = float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+        return started_s, str(status.get("run_id", ""))[:64]
     except (OSError, ValueError, KeyError, TypeError):
-        return time.time()
+        return time.time(), ""
 
 
 def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:

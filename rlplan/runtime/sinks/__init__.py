@@ -1,1 +1,1 @@
-"""Metric sinks: passes a run's metrics on to TensorBoard, Weights & Biases and trackio."""
+"""Metric sinks: passes a run's metrics on to TensorBoard, Weights & Biases, MLflow and trackio."""

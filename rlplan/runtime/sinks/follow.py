@@ -5,15 +5,41 @@ ends after reading everything once its standard input is closed, by the run or b
 files (merge.py).
 """
 
+import json
 import select
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rlplan.runtime.sinks.merge import Merge
 
 POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The place of a run's metrics in a logger."""
+
+    folder: str
+    """The run folder."""
+
+    run_id: str
+    """Id of the run, which it keeps when it is resumed in its folder."""
+
+    name: str
+    """Name of the run."""
+
+    project: str
+    entity: str | None
+    is_online: bool
+    timeout_s: float
+    """These four are keys of the job's `metrics`."""
+
+    def report_problem(self, kind: str, text: str) -> None:
+        """Write down, for the run's alarms, why metrics do not reach the logger."""
+        Path(self.folder, "logs", f"sink-{kind}.problem").write_text(text, encoding="utf-8")
 
 
 class Sink(Protocol):
@@ -26,23 +52,25 @@ class Sink(Protocol):
         """Write out everything and close the logger."""
 
 
-def open_sink(kind: str, folder: Path, name: str) -> Sink:
+def open_sink(kind: str, destination: Destination) -> Sink:
     """Open a sink of a kind for a run."""
+    from rlplan.runtime.sinks.mlflow import MLflow
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases
 
-    sinks: dict[str, Callable[[Path, str], Sink]] = {
-        "tensorboard": TensorBoard,
+    sinks: dict[str, Callable[[Destination], Sink]] = {
+        "tensorboard": lambda to: TensorBoard(Path(to.folder), to.name),
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
+        "mlflow": MLflow,
     }
-    return sinks[kind](folder, name)
+    return sinks[kind](destination)
 
 
 def main() -> None:
-    """Run the follower. sys.argv: kind of sink, run folder, run name, last step of an earlier run here (-1: none)."""
-    kind, folder, name, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    sink, merge = open_sink(kind, folder, name), Merge(folder, after)
+    """Run the follower. sys.argv: kind of sink, Destination as JSON, last step of an earlier run here (-1: none)."""
+    kind, destination, after = sys.argv[1], Destination(**json.loads(sys.argv[2])), int(sys.argv[3])
+    sink, merge = open_sink(kind, destination), Merge(Path(destination.folder), after)
     is_over = False
     while not is_over:
         is_over = bool(select.select([sys.stdin], [], [], POLL_S)[0])

@@ -1,23 +1,50 @@
-"""Sinks for the optional packages wandb and trackio, which log offline into the run folder.
+"""Sinks for the optional packages wandb and trackio. trackio logs into the run folder; wandb there or to its server.
 
-In: names and numbers of a step. Out: the package's files. Neither package is a dependency; a failed import only ends
-the sink's own process. Left out: uploads; use `wandb sync` after the run.
+A wandb server that does not answer in time is replaced by the run folder, from which `wandb sync` uploads later.
+
+In: names and numbers of a step. Out: the package's files and uploads. Neither package is a dependency; a failed import
+only ends the sink's own process.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from rlplan.runtime.sinks.follow import Destination
 
 
 class WeightsAndBiases:
-    """A sink that logs to an offline run in `wandb/`."""
+    """A sink that logs to a run of its own id, on the server or in `wandb/`. A resumed run continues it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(folder))
+    def __init__(self, destination: Destination) -> None:
+        os.environ.update(WANDB_SILENT="true", WANDB_DIR=destination.folder)
         import wandb
 
-        self._run: Any = wandb.init(project="rlplan", name=name, dir=str(folder), mode="offline")
+        self._to = destination
+        if destination.is_online:
+            try:
+                self._run = self._begin("online")
+                return
+            except Exception as error:  # an unknown project, no key, no server
+                why = " ".join(str(error).split())[:200]
+                text = (
+                    f"wandb is not reached ({why}); metrics are kept in wandb/ for `wandb sync`, and the run continues"
+                )
+                wandb.teardown(1)  # its service would refuse a second run of the same id
+                destination.report_problem("wandb", text)
+        self._run = self._begin("offline")
+
+    def _begin(self, mode: Literal["online", "offline"]) -> Any:
+        import wandb
+
+        to = self._to
+        settings = wandb.Settings(init_timeout=to.timeout_s, finish_timeout=to.timeout_s, finish_timeout_raises=False)
+        resume: Literal["allow"] | None = "allow" if mode == "online" else None
+        return wandb.init(
+            project=to.project, entity=to.entity, name=to.name, id=to.run_id or None, resume=resume, dir=to.folder,
+            mode=mode, settings=settings,
+        )  # fmt: skip
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
@@ -29,12 +56,14 @@ class WeightsAndBiases:
 class Trackio:
     """A sink that logs to a local project in `trackio/`."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        os.environ["TRACKIO_DIR"] = str(folder / "trackio")
+    def __init__(self, destination: Destination) -> None:
+        os.environ["TRACKIO_DIR"] = str(Path(destination.folder, "trackio"))
         import trackio
 
         self._trackio: Any = trackio
-        trackio.init(project="rlplan", name=name, embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        trackio.init(
+            destination.project, destination.name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
+        )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._trackio.log(dict(scalars), step=step)

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlplan.spec.base import Auto, Spec
+from rlplan.spec.base import Auto, ByteCount, Spec
 from rlplan.spec.parts.workload import MAX_COUNT
+from rlplan.units import GIB
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 """Longest timeout: a week. A longer wait for one action is a mistake."""
@@ -60,7 +61,8 @@ class CheckpointsSpec(Spec):
     """Whether each checkpoint also exports the policy in Hugging Face layout with a model card; all exports are
     kept."""
     best_metric: str | None = None
-    """Metric whose best checkpoint is kept as well: an `evaluate/…` metric of the job, or reward/mean."""
+    """Metric whose best checkpoint is kept as well: an `evaluate/…` metric of the job, or reward/mean;
+    of a job that learns from given answers policy/loss."""
     best_mode: Mode = "max"
     """Whether higher or lower values of best_metric are better."""
     writes: Literal["auto", "beside", "waiting"] = "auto"
@@ -72,7 +74,8 @@ class EarlyStoppingSpec(Spec):
     """Ends a run before `workload.num_steps` if a metric stops improving."""
 
     metric: str
-    """Metric to watch: an `evaluate/…` metric of the job, or reward/mean."""
+    """Metric to watch: an `evaluate/…` metric of the job, or reward/mean; of a job that learns from given answers
+    policy/loss."""
     mode: Mode = "max"
     """Whether higher or lower values of the metric are better."""
     patience: int = Field(default=3, ge=1, le=MAX_COUNT)
@@ -82,10 +85,25 @@ class EarlyStoppingSpec(Spec):
 
 
 class MetricsSpec(Spec):
-    """Destinations of metrics."""
+    """Destinations of metrics, and how many rollouts are kept."""
 
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = ()
     """Loggers that receive metrics in addition to the run folder's files. A logger that fails never stops a run."""
+    is_online: bool = False
+    """Whether wandb sends metrics to its server during the run; otherwise it only writes into the run folder. mlflow
+    always sends them."""
+    project: Annotated[str, Field(pattern=r"^[\w .-]{1,128}$")] = "rlplan"
+    """Project of wandb and trackio, and experiment of mlflow."""
+    entity: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] | None = None
+    """Team or user of wandb that owns the run; null: the default of the account."""
+    run_name: Annotated[str, Field(pattern=r"^[\w .:-]{1,128}$")] | None = None
+    """Name of the run in loggers; null: the job's name."""
+    sink_timeout_s: Seconds = 60.0
+    """Seconds that a logger's server gets to answer, and to take the last metrics after the run."""
+    max_rollout_bytes: ByteCount = 10 * GIB
+    """Bytes of `rollouts/` in the run folder, above which the oldest steps are deleted; 0 keeps no rollouts."""
+    max_rollouts_per_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Rollouts that are kept of each step, the first ones; null keeps all."""
 
 
 class ControlsSpec(Spec):

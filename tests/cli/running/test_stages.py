@@ -162,6 +162,8 @@ def test_a_rehearsal_passes_options_on_and_answers_for_all_stages(
     assert run.rehearse() == 0
     where = ["--out", str(tmp_path / "sft")]  # as the run itself
     assert run.outputs["sft"] == [str(FILE), "stage=sft", "--dry-run", *where, "--sandbox", "none", "--json"]
+    read = run.outputs["ppo"].pop("read")
+    assert [line.partition(":")[0] for line in read] == ["train.jsonl", "heldout.jsonl"]
     assert run.outputs["ppo"] == {"schema_version": 1, "state": "fits", "needs": ["sft", "reward"]}
     answers_its_words(monkeypatch, exit_code=4)
     assert run.rehearse() == 4
@@ -204,3 +206,16 @@ def test_a_place_that_cannot_hold_the_stages_is_said(tmp_path: Path, monkeypatch
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="cannot be written: Not a directory"):
         run_in(tmp_path / "file" / "runs").run()
+
+
+def test_the_data_of_the_last_stage_is_checked_before_the_first_one_trains(rlplan: Call, tmp_path: Path) -> None:
+    rows = (EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_text().splitlines()[:200]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, '{"id": "y", "prompt": 5']))
+    folder = tmp_path / "run"
+    answer = rlplan("run", FILE, f"stages.ppo.data.prompts={tmp_path / 'rows.jsonl'}", "--out", folder)
+    assert answer.exit_code == 2
+    assert "stage ppo, after sft, reward:" in answer.err
+    assert "row 201: the line is not JSON" in answer.err
+    assert str(tmp_path / "rows.jsonl") in answer.err
+    assert "fix or remove those rows" in answer.err
+    assert not folder.exists()

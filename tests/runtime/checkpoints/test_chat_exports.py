@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.runtime.run_folder.reading_rollouts import choose_rollouts
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import FinishedRun, Runner
 
@@ -82,7 +83,7 @@ def test_each_stage_trains_on_texts_that_the_template_has_written(stages: Finish
 
 
 def test_the_rollouts_of_the_second_stage_begin_with_the_template_s_words(stages: FinishedRun) -> None:
-    samples = [json.loads(line) for line in (stages.folder / "grpo" / "samples.jsonl").read_text().splitlines()]
+    samples = choose_rollouts(stages.folder / "grpo")
     assert samples
     assert all(str(sample["prompt"]).startswith("[u]Sort: ") for sample in samples), samples[0]
 

@@ -134,6 +134,52 @@ def test_columns_are_lists_and_the_trainer_s_progress_is_known() -> None:
     assert [each.reward for each in rollouts] == [2 + 10 * 3 + 100 * level for level in range(3)]
 
 
+def test_what_a_function_logs_becomes_a_metric(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    rollouts = [rollout("a", number, level=number) for number in range(4)]
+    pool = judge_all(rollouts, "costly", "compute_score", path=tmp_path / "judge.py")
+    assert [each.rewards for each in rollouts] == [{"costly": 1.0, "compute_score": float(n)} for n in range(4)]
+    logged = pool.take_metrics()
+    assert logged == {"compute_score/acc": 0.25, "compute_score/format": 0.5, "costly/cost_usd": 0.003}
+    assert pool.take_metrics() == {}
+    metrics = StepMetrics(make_job())
+    metrics.add_reward_notes({}, 4, logged)
+    assert metrics.learning["reward/costly/cost_usd"] == 0.003
+
+
+def test_a_judge_that_misses_its_deadline_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    reward = {"kind": "function", "path": f"{tmp_path / 'judge.py'}:hangs", "name": "hangs", "timeout_s": 0.2}
+    pool = RewardPool(make_job(rewards=[reward]))
+    rollouts = [rollout("a", number) for number in range(2)]
+    try:
+        pool.start()
+        pool.judge(rollouts)
+    finally:
+        pool.close()
+    assert all(each.has_failed and "timeout after" in each.failure for each in rollouts)
+    assert pool.take_notes() == ({"hangs/late": 2}, 2)
+
+
+JUDGE = """
+import asyncio, math
+
+async def costly(completions, log_metric, **columns):
+    log_metric("cost_usd", 0.002)
+    log_metric("cost_usd", 0.004)
+    log_metric("odd name <b>", math.nan)
+    log_metric("text", "no number")
+    return [1.0] * len(completions)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    level = extra_info["level"]
+    return {"score": float(level), "acc": level == 3, "format": level % 2, "pred": "text"}
+
+async def hangs(completions, **columns):
+    await asyncio.sleep(60)
+"""
+
+
 def test_an_object_that_can_be_called_is_a_function() -> None:
     rollouts = [rollout("a", number, tokens=number + 1) for number in range(3)]
     judge_all(rollouts, "too_long")

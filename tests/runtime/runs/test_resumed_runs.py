@@ -18,6 +18,7 @@ import pytest
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_folder
 from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.run_folder.rollout_files import FOLDER, list_step_files
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import FinishedRun, alive, finish, list_descendants, start
 from tests.waiting import wait_until
@@ -102,7 +103,10 @@ def assert_nothing_is_lost(folder: Path) -> None:
 
 
 def assert_same(run: FinishedRun, other: FinishedRun) -> None:
-    for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):
+    names = ["metrics.jsonl", "prompts.jsonl", "policy/model.safetensors"]
+    kept, others = (list_step_files(folder) for folder in (run.folder, other.folder))
+    assert kept.keys() == others.keys() == set(range(1, max(others) + 1))
+    for name in (*names, *(path.relative_to(run.folder) for path in kept.values())):
         assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
     assert states(run.folder) == states(other.folder)
 
@@ -142,7 +146,8 @@ def as_if_killed(whole: FinishedRun, step: int, folder: Path) -> None:
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps(status | {"state": "running", "exit_code": None}))
     shutil.rmtree(folder / "policy")
-    for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl"):
+    (folder / FOLDER / f"step-{step + 1:06d}.partial").write_bytes(b"half a fi")
+    for name in ("metrics.jsonl", "trace.jsonl"):
         with (folder / name).open("a") as rows:
             rows.write('{"step": 3, "half a ro')
 

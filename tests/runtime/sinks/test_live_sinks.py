@@ -10,6 +10,7 @@ import pytest
 
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
+from rlplan.spec.parts.conduct import MetricsSpec
 
 Stored = list[tuple[int, dict[str, float]]]
 
@@ -36,7 +37,7 @@ def follow(kind: str, folder: Path) -> None:
     (folder / "logs").mkdir()
     for steps, after in ((FIRST, None), (RESUMED, 2)):
         write(folder, steps, after)
-        Followers((kind,), folder, "quickstart", -1 if after is None else after).close()
+        Followers(MetricsSpec(sinks=(kind,)), folder, "quickstart", "id", -1 if after is None else after).close()  # type: ignore[arg-type]
         log = (folder / "logs" / f"sink-{kind}.log").read_text()
         assert "Traceback" not in log, log
 

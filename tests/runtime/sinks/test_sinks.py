@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.sinks.tensorboard import crc32c, encode_event, record
+from rlplan.spec.parts.conduct import MetricsSpec
 from tests.waiting import wait_until
 
 ROWS: list[dict[str, float]] = [
@@ -46,7 +47,7 @@ def test_an_event_has_the_bytes_of_protobuf() -> None:
 
 def test_tensorboard_gets_every_row_also_the_last(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
-    followers = Followers(("tensorboard",), folder, "quickstart")
+    followers = Followers(MetricsSpec(sinks=("tensorboard",)), folder, "quickstart", "id")
     followers.close()
     (file,) = (folder / "tensorboard").iterdir()
     head, *events = read_events(file)
@@ -61,10 +62,10 @@ def test_tensorboard_gets_every_row_also_the_last(tmp_path: Path) -> None:
 def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "tensorboard").write_text("a file where a folder should be")
-    followers = Followers(("tensorboard",), folder, "quickstart")
+    followers = Followers(MetricsSpec(sinks=("tensorboard",)), folder, "quickstart", "id")
     lines: list[str] = []
-    wait_until(lambda: lines.extend(followers.take_dead()) or lines, 30, pause_s=0.05)
+    wait_until(lambda: lines.extend(followers.take_problems()) or lines, 30, pause_s=0.05)
     assert lines[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
-    assert followers.take_dead() == []
+    assert followers.take_problems() == []
     followers.close()
     assert "FileExistsError" in (folder / "logs" / "sink-tensorboard.log").read_text()

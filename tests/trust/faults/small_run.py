@@ -79,7 +79,7 @@ def play(task: Task, recorder: Recorder, listener: object) -> None:
         ranks.step = step
         checkpoints.save(action, step)
         recorder.record_host(step, None)
-        for name in ("metrics.jsonl", "timings.jsonl", "prompts.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "timings.jsonl", "prompts.jsonl"):
             recorder.write_row(name, {"step": step, "value": step / 7})
         checkpoints.commit(step, lambda step=step: (RunState(step=step, version=step + 1), []))  # type: ignore[misc]
     checkpoints.close()

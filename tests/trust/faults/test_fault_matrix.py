@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.run_folder.rollout_files import list_step_files
 from tests.runtime.conftest import FinishedRun, finish, start
 from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, assign_steps, list_cells, num_steps
 from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
@@ -95,8 +96,10 @@ def _assert_in_time(outcomes: list[Outcome], stall_s: float) -> None:
 def assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
     """Assert files equal to the byte. If generation runs ahead, a step's prompts depend on time; each trains once."""
     if mode != "asynchronous":
-        for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):
+        for name in ("metrics.jsonl", "prompts.jsonl", "policy/model.safetensors"):
             assert (run.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
+        kept, others = (list_step_files(folder) for folder in (run.folder, whole.folder))
+        assert [path.read_bytes() for path in kept.values()] == [path.read_bytes() for path in others.values()]
         return
     assert [row["step"] for row in run.metrics] == [row["step"] for row in whole.metrics]
     assert max(row["staleness/max"] for row in run.metrics if row["step"] > 0) <= 1

@@ -156,7 +156,7 @@ def read_state(folder: Path) -> str:
 
 
 def assert_same(folder: Path, whole: Path, what: str) -> None:
-    for name in ("metrics.jsonl", "timings.jsonl", "prompts.jsonl", "samples.jsonl", "lengths.json"):
+    for name in ("metrics.jsonl", "timings.jsonl", "prompts.jsonl", "lengths.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), (what, name)
     checkpoint, other = find_checkpoint(folder), find_checkpoint(whole)
     assert (checkpoint.manifest.files, checkpoint.state) == (other.manifest.files, other.state), what

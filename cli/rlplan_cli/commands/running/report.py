@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_json
+from rlplan_cli.commands.running.rollouts import write_report_page
 from rlplan_cli.commands.running.stages import STAGES
 from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note, print_stages
+
+if TYPE_CHECKING:
+    from rlplan.report.write import ReportFiles
 
 NAME = "report"
 
@@ -110,10 +114,17 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
 
 def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
     """Write a run's report. Returns (page, summary)."""
+    files = write_run_report(run_dir, out or run_dir / "report", tuple(compare or ()))
+    return files.page, files.summary
+
+
+def write_run_report(run_dir: Path, out: Path, compare: tuple[Path, ...] = ()) -> "ReportFiles":
+    """Write a run's report, and the page of its last step's rollouts."""
     from rlplan.report.write import write_report
 
-    files = write_report(run_dir, out or run_dir / "report", tuple(compare or ()))
-    return files.page, files.summary
+    files = write_report(run_dir, out, compare)
+    write_report_page(run_dir, out)
+    return files
 
 
 def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:

@@ -207,8 +207,8 @@ def _report_failure(folder: Path) -> None:
 
 
 def _report(folder: Path) -> str:
-    from rlplan.report.write import write_report
+    from rlplan_cli.commands.running.report import write_run_report
 
-    page = write_report(folder, folder / "report").page
+    page = write_run_report(folder, folder / "report").page
     note(f"report: {page}")
     return str(page)

@@ -48,6 +48,11 @@ class StagesRun:
         """Run all stages. Returns the exit code of the last one. Raises: SpecError before the first stage starts."""
         for stage in self.stages:
             self._load_job([f"stage={stage.name}", *self.overrides])
+        if not (self.folder / STAGES).exists():
+            # In a process of its own: the data of all stages would stay in this one's memory while they train.
+            asked = [str(self.file), *self.overrides, *self.more, "--dry-run", "--out", str(self.folder)]
+            if code := run_child([*RUN, *asked], subprocess.DEVNULL):
+                return code
         names = [stage.name for stage in self.stages]
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -73,21 +78,27 @@ class StagesRun:
         return f"; `{shlex.join(words)}` resumes it" if code in RESUMABLE_CODES else ""
 
     def rehearse(self) -> int:
-        """Dry-run the stages that need no other stage, and plan the rest.
+        """Dry-run the stages that need no other stage; plan the rest and check their data.
 
+        A stage that starts from another one's model has the tokenizer of the model which that one starts from.
         Returns the exit code of a check that failed, or 0. Raises: RlplanError.
         """
         from rlplan.planner.executable import check_fits
         from rlplan.planner.search import find_best_plan
+        from rlplan.runtime.data.prompt_sets import load_prompts
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
             needs = list(dict.fromkeys(list_open_inputs(stage, self.overrides, self.stages).values()))
             if needs:
-                check_fits(find_best_plan(self._load_job(words)))
-                self.outputs[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
-                note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
+                note(f"stage {stage.name}, after {', '.join(needs)}:")
+                plan = find_best_plan(self._load_job(words))
+                check_fits(plan)
+                lines = load_prompts(plan.job).log_lines
+                self.outputs[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs, "read": [*lines]}
+                note(f"stage {stage.name}: fits; {'; '.join(lines)}")
             else:
+                note(f"stage {stage.name}:")
                 asked = [str(self.file), *words, "--dry-run", "--out", str(self.folder / stage.name)]
                 if code := self._run(stage.name, asked):
                     return code

@@ -20,6 +20,9 @@ def show_summary(folder: Path) -> None:
         if values:
             steps = ", ".join(f"{value} {'at the end' if step < 0 else f'after {step}'}" for step, value in values)
             stdout.print(f"{evaluation.title} on held-out prompts: {steps}")
+    losses = [(row["step"], row["policy/loss"]) for row in rows if row.get("policy/loss") is not None]
+    if losses and not plan.job.has_rollouts:
+        stdout.print(f"loss: {', '.join(f'{loss:.4g} in step {step}' for step, loss in (losses[0], losses[-1]))}")
     table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
     for process in plan.ledger.processes:
         samples = [sample for sample in trace.samples if sample.process == process]

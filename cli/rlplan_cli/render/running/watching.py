@@ -35,6 +35,15 @@ COLUMNS = {
     "grad norm": ("policy/grad_norm", "{:.3g}"),
 }
 """Metric and format of each column in the table of steps."""
+GIVEN_COLUMNS = {
+    "loss": ("policy/loss", "{:.4g}"),
+    "tokens/s": COLUMNS["tokens/s"],
+    "ranked right": ("policy/ranked_right_fraction", "{:.1%}"),
+    "length": COLUMNS["length"],
+    "KL": COLUMNS["KL"],
+    "grad norm": COLUMNS["grad norm"],
+}
+"""The same for a job that learns from given answers, which no reward judges."""
 NUM_NARROW_COLUMNS = 3
 """Number of these columns in a narrow terminal."""
 STEP_NAMES = {0: "start", -1: "end"}
@@ -48,6 +57,7 @@ class WatchDisplay:
     def __init__(self, plan: Plan, *, is_shown: bool) -> None:
         self.plan, self.is_shown = plan, is_shown
         self.num_steps = plan.job.workload.num_steps
+        self.columns = COLUMNS if plan.job.has_rollouts else GIVEN_COLUMNS
         self.printed: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -101,7 +111,7 @@ class WatchDisplay:
     def format_step(self, row: dict[str, Any]) -> str:
         """One line with a step's metrics."""
         name = STEP_NAMES.get(row["step"], f"step {row['step']}/{self.num_steps}")
-        metrics = [*COLUMNS.items(), *self._heldout([row])[:2]]
+        metrics = [*self.columns.items(), *self._heldout([row])[:2]]
         shown = [f"{label} {form.format(row[key])}" for label, (key, form) in metrics if key in row]
         return "  ".join([name, *shown, format_seconds(row.get("step_s", 0.0))])
 
@@ -120,7 +130,8 @@ class WatchDisplay:
 
     def _steps(self, standing: "Standing") -> Table:
         is_narrow, rows = stdout.width < NARROW, [*standing.steps]
-        metrics = [*COLUMNS.items()][: NUM_NARROW_COLUMNS if is_narrow else None]
+        recorded = [column for column in self.columns.items() if not rows or any(column[1][0] in row for row in rows)]
+        metrics = recorded[: NUM_NARROW_COLUMNS if is_narrow else None]
         metrics += self._heldout(rows)[: 1 if is_narrow else 2]
         table = new_table("step", *(name for name, _ in metrics), "seconds")
         for row in rows[-SHOWN_STEPS:]:
