@@ -210,7 +210,8 @@ def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, .
 
 _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
     ("tools", lambda environment: environment.has_tools),
-    ("the environment", lambda environment: environment.has_environment),
+    ("the environment", lambda environment: environment.has_environment and environment.agent is None),
+    ("the agent, whose time and memory are not predicted", lambda environment: environment.agent is not None),
 )
 
 

@@ -21,29 +21,36 @@ PLACEHOLDER = "rlplan's stand-in for a turn"
 
 
 class ChatTurns:
-    """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process."""
+    """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process.
 
-    def __init__(self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = ()) -> None:
+    has_tools: whether calls may name tools although `tools` is empty.
+    """
+
+    def __init__(
+        self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = (), *, has_tools: bool = False
+    ) -> None:
         self.folder, self.words, self.tools = folder, words, tools
         self.ends: Collection[int] = read_end_tokens(folder)
-        self.text = open_chats(folder, has_tools=bool(self.tools))
+        self.text = open_chats(folder, has_tools=has_tools or bool(self.tools))
 
     def check(self, roles: Collection[str]) -> None:
         """Check that the template accepts messages of these roles after the policy's turn. Raises: SpecError."""
         for role in roles:
             self.encode_between([{"role": role, "name": "tool", "content": "said"}], None)
 
-    def encode_prompt(self, chat: Sequence[Message]) -> list[int]:
-        """Tokens of a chat up to the policy's next turn. Raises: SpecError."""
-        return self.words.tokens(self.text.render([chat], self.tools)[0])
+    def encode_prompt(self, chat: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Tokens of a chat up to the policy's next turn. tools: other tools than the job's. Raises: SpecError."""
+        return self.words.tokens(self.text.render([chat], self.tools if tools is None else tools)[0])
 
-    def encode_between(self, messages: Sequence[Message], last: int | None) -> list[int]:
+    def encode_between(
+        self, messages: Sequence[Message], last: int | None, tools: Sequence[Any] | None = None
+    ) -> list[int]:
         """Tokens of messages with the template's tokens around them. last: final token of the policy's turn.
 
-        Raises: SpecError when the template fails.
+        tools: other tools than the job's. Raises: SpecError when the template fails.
         """
         turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": PLACEHOLDER}]
-        (rendered,) = self.text.render([[*turn, *messages]], self.tools)
+        (rendered,) = self.text.render([[*turn, *messages]], self.tools if tools is None else tools)
         _, separator, after = rendered.partition(PLACEHOLDER)
         if not separator or PLACEHOLDER in after:
             raise SpecError(

@@ -1,0 +1,241 @@
+"""OpenAI's format: requests of agents, checked and normalized; answers and errors as the `openai` client reads them.
+
+In: JSON of a request; the text and tool calls of a finished turn. Out: calls, answers, server-sent events, errors.
+Left out: the meaning of a call (agent_session.py). Sampling settings such as `temperature` are ignored, because the
+trainer needs log-probs of the job's own sampling. Settings that change the answer's form are refused.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from rlplan.runtime.environments.tool_calls import NOT_JSON, ToolCall
+from rlplan.runtime.rollout.experience import Completion
+
+INVALID, LIMIT = "invalid_request_error", "context_length_exceeded"
+FINISHES = {"stop": "stop", "length": "length"}
+"""Finish reasons of OpenAI by those of engines; others become `stop`."""
+TextPart = Annotated[dict[Literal["type", "text"], str], Field(min_length=2)]
+Content = str | list[TextPart] | None
+One = Literal[1] | None
+
+
+class ApiError(Exception):
+    """A request that cannot be answered. The status decides whether OpenAI's clients try again: not after 4xx."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = INVALID if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class _Function(BaseModel):
+    name: str = Field(min_length=1, max_length=200)
+    arguments: str = "{}"
+
+
+class _CallOfTool(BaseModel):
+    id: str = ""
+    function: _Function
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[_CallOfTool] | None = None
+    tool_call_id: str | None = None
+
+    def normalize(self, names: dict[str, str]) -> dict[str, Any]:
+        """The message for a chat template. names: names of the tools called so far, by the call's id."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        # Templates know no developers, who are OpenAI's newer name of the system.
+        message: dict[str, Any] = {"role": self.role.replace("developer", "system"), "content": text}
+        if self.tool_calls:
+            names |= {call.id: call.function.name for call in self.tool_calls}
+            message["tool_calls"] = [
+                write_call(call.function.name, _parse_arguments(call.function.arguments), call.id)
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            message["name"] = self.name or names.get(self.tool_call_id or "", "tool")
+            message["tool_call_id"] = self.tool_call_id or ""
+        return message
+
+
+class _ToolFunction(BaseModel, extra="allow"):
+    name: str = Field(min_length=1, max_length=200)
+
+
+class _Tool(BaseModel, extra="allow"):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _TextFormat(BaseModel):
+    type: Literal["text"]
+
+
+class Call(BaseModel):
+    """What both endpoints take. Unknown keys are ignored."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    n: One = 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return tuple(text for text in stops if text)
+
+
+class ChatCall(Call):
+    """A request to /v1/chat/completions."""
+
+    messages: list[_Message] = Field(min_length=1, max_length=100_000)
+    tools: list[_Tool] | None = Field(default=None, max_length=1024)
+    tool_choice: Literal["auto", "none"] | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    response_format: _TextFormat | None = None
+    logprobs: Literal[False] | None = None
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        names: dict[str, str] = {}
+        return [message.normalize(names) for message in self.messages]
+
+    def read_tools(self) -> list[dict[str, Any]]:
+        return [tool.model_dump() for tool in self.tools or ()]
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class TextCall(Call):
+    """A request to /v1/completions. prompt: a text or token ids."""
+
+    prompt: str | list[Annotated[int, Field(ge=0)]]
+    best_of: One = None
+    echo: Literal[False] | None = None
+    logprobs: Literal[0] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+
+def parse_call(kind: type[Call], text: bytes) -> Any:
+    """A call of a kind. Raises: ApiError with the first fault and its place."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        message = f"{place}: {fault['msg']}" if place else f"the body is no JSON object: {fault['msg']}"
+        raise ApiError(400, message[:500], "invalid_value", place or None) from None
+
+
+def write_call(name: str, arguments: Any, call_id: str) -> dict[str, Any]:
+    """One tool call of a message, as chat templates take it: with its arguments as an object."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def make_message(text: str, calls: Sequence[ToolCall], turn: str) -> dict[str, Any]:
+    """The message of a turn. Calls that are not JSON stay in its text. turn: makes the ids of calls unique."""
+    called = [call for call in calls if call.fault != NOT_JSON and call.name]
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if called:
+        message["tool_calls"] = [
+            write_call(call.name, call.arguments, f"call_{turn}_{place}") for place, call in enumerate(called)
+        ]
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a call."""
+
+    id: str
+    model: str
+    is_chat: bool
+    message: dict[str, Any]
+    completion: Completion
+    num_prompt_tokens: int
+
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if "tool_calls" in self.message else FINISHES.get(self.completion.finish_reason, "stop")
+
+    def write(self) -> dict[str, Any]:
+        """The answer as one object."""
+        message = self._write_message()
+        content = {"message": message} if self.is_chat else {"text": self.message["content"]}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason}
+        return self._wrap([choice], "chat.completion" if self.is_chat else "text_completion", usage=self._count())
+
+    def write_events(self, *, includes_usage: bool) -> Iterator[bytes]:
+        """The answer as server-sent events. All text comes in one event, since the engine reports finished turns."""
+        message = self._write_message()
+        for place, call in enumerate(message.get("tool_calls", ())):
+            call["index"] = place
+        parts: list[tuple[dict[str, Any], str | None]] = [(message, None), ({}, self.finish_reason)]
+        for part, reason in parts:
+            content = {"delta": part} if self.is_chat else {"text": part.get("content") or ""}
+            choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+            yield write_event(self._wrap([choice], self._event))
+        if includes_usage:
+            yield write_event(self._wrap([], self._event, usage=self._count()))
+        yield b"data: [DONE]\n\n"
+
+    @property
+    def _event(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _wrap(self, choices: list[dict[str, Any]], kind: str, **more: Any) -> dict[str, Any]:
+        fields = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
+        return {**fields, "choices": choices, **more}
+
+    def _write_message(self) -> dict[str, Any]:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in self.message.get("tool_calls", ())
+        ]
+        content = self.message["content"] or (None if calls else "")
+        return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+    def _count(self) -> dict[str, int]:
+        prompt, answer = self.num_prompt_tokens, len(self.completion.tokens)
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def write_event(content: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def list_models(names: Sequence[str], max_model_len: int) -> dict[str, Any]:
+    """The answer of /v1/models, with vLLM's `max_model_len`."""
+    fixed = {"object": "model", "created": 0, "owned_by": "rlplan", "max_model_len": max_model_len}
+    return {"object": "list", "data": [{"id": name, **fixed} for name in names]}
+
+
+def _parse_arguments(text: str) -> Any:
+    """A call's arguments as an object, as chat templates take them; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
