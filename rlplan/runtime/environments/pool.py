@@ -234,9 +234,9 @@ class _Child:
 
     def describe_agent(self) -> dict[str, Any]:
         """Let the process that starts agents load the agent's file. Raises: NoAnswerError."""
-        command = make_module_command("rlplan.runtime.gateway.agent_starter", json.dumps({"agent": self.spec.agent}))
+        command = make_module_command("rlplan.runtime.gateway.agent_starter", json.dumps(self.spec.agent))
         self.process = LineProcess(command, subprocess.DEVNULL, MAX_ANSWER_BYTES)
-        return dict(self.process.receive(make_start_deadline())["hello"])
+        return dict(self.process.receive(make_start_deadline())["lines"])
 
     def kill(self) -> None:
         """End the process and its process group."""

@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, ValidationError
 from rlplan.runtime.environments.tool_calls import NOT_JSON, ToolCall
 from rlplan.runtime.rollout.experience import Completion
 
-INVALID, LIMIT = "invalid_request_error", "context_length_exceeded"
-FINISHES = {"stop": "stop", "length": "length"}
-"""Finish reasons of OpenAI by those of engines; others become `stop`."""
+TEXT = "text"
+"""Role of a prompt that is a text or token ids."""
+Message = dict[str, Any]
 TextPart = Annotated[dict[Literal["type", "text"], str], Field(min_length=2)]
 Content = str | list[TextPart] | None
 One = Literal[1] | None
@@ -30,7 +30,7 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        kind = INVALID if status < 500 else "server_error"
+        kind = "invalid_request_error" if status < 500 else "server_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -51,12 +51,12 @@ class _Message(BaseModel):
     tool_calls: list[_CallOfTool] | None = None
     tool_call_id: str | None = None
 
-    def normalize(self, names: dict[str, str]) -> dict[str, Any]:
+    def normalize(self, names: dict[str, str]) -> Message:
         """The message for a chat template. names: names of the tools called so far, by the call's id."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
         # Templates know no developers, who are OpenAI's newer name of the system.
-        message: dict[str, Any] = {"role": self.role.replace("developer", "system"), "content": text}
+        message: Message = {"role": self.role.replace("developer", "system"), "content": text}
         if self.tool_calls:
             names |= {call.id: call.function.name for call in self.tool_calls}
             message["tool_calls"] = [
@@ -95,6 +95,20 @@ class Call(BaseModel):
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
     n: One = 1
+    tool_choice: Literal["auto", "none"] | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    def read_messages(self) -> list[Message]:
+        """The normalized messages; of a text one message of role TEXT."""
+        raise NotImplementedError
+
+    def read_tools(self) -> list[dict[str, Any]]:
+        """Schemas of the tools that the policy may call."""
+        return []
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -107,21 +121,15 @@ class ChatCall(Call):
 
     messages: list[_Message] = Field(min_length=1, max_length=100_000)
     tools: list[_Tool] | None = Field(default=None, max_length=1024)
-    tool_choice: Literal["auto", "none"] | None = None
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     response_format: _TextFormat | None = None
     logprobs: Literal[False] | None = None
 
-    def read_messages(self) -> list[dict[str, Any]]:
+    def read_messages(self) -> list[Message]:
         names: dict[str, str] = {}
         return [message.normalize(names) for message in self.messages]
 
     def read_tools(self) -> list[dict[str, Any]]:
         return [tool.model_dump() for tool in self.tools or ()]
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
 
 class TextCall(Call):
@@ -131,11 +139,9 @@ class TextCall(Call):
     best_of: One = None
     echo: Literal[False] | None = None
     logprobs: Literal[0] | None = None
-    suffix: Literal[""] | None = None
 
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens
+    def read_messages(self) -> list[Message]:
+        return [{"role": TEXT, "content": self.prompt}]
 
 
 def parse_call(kind: type[Call], text: bytes) -> Any:
@@ -154,10 +160,10 @@ def write_call(name: str, arguments: Any, call_id: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def make_message(text: str, calls: Sequence[ToolCall], turn: str) -> dict[str, Any]:
+def make_message(text: str, calls: Sequence[ToolCall], turn: str) -> Message:
     """The message of a turn. Calls that are not JSON stay in its text. turn: makes the ids of calls unique."""
     called = [call for call in calls if call.fault != NOT_JSON and call.name]
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+    message: Message = {"role": "assistant", "content": text}
     if called:
         message["tool_calls"] = [
             write_call(call.name, call.arguments, f"call_{turn}_{place}") for place, call in enumerate(called)
@@ -170,15 +176,20 @@ class Reply:
     """The answer to a call."""
 
     id: str
-    model: str
-    is_chat: bool
-    message: dict[str, Any]
+    call: Call
+    message: Message
     completion: Completion
     num_prompt_tokens: int
 
     @property
     def finish_reason(self) -> str:
-        return "tool_calls" if "tool_calls" in self.message else FINISHES.get(self.completion.finish_reason, "stop")
+        if "tool_calls" in self.message:
+            return "tool_calls"
+        return "length" if self.completion.finish_reason == "length" else "stop"
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.call, ChatCall)
 
     def write(self) -> dict[str, Any]:
         """The answer as one object."""
@@ -187,26 +198,22 @@ class Reply:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason}
         return self._wrap([choice], "chat.completion" if self.is_chat else "text_completion", usage=self._count())
 
-    def write_events(self, *, includes_usage: bool) -> Iterator[bytes]:
+    def write_events(self) -> Iterator[bytes]:
         """The answer as server-sent events. All text comes in one event, since the engine reports finished turns."""
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         message = self._write_message()
         for place, call in enumerate(message.get("tool_calls", ())):
             call["index"] = place
-        parts: list[tuple[dict[str, Any], str | None]] = [(message, None), ({}, self.finish_reason)]
-        for part, reason in parts:
+        for part, reason in ((message, None), ({}, self.finish_reason)):
             content = {"delta": part} if self.is_chat else {"text": part.get("content") or ""}
             choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
-            yield write_event(self._wrap([choice], self._event))
-        if includes_usage:
-            yield write_event(self._wrap([], self._event, usage=self._count()))
+            yield b"data: " + json.dumps(self._wrap([choice], kind)).encode() + b"\n\n"
+        if self.call.stream_options is not None and self.call.stream_options.include_usage:
+            yield b"data: " + json.dumps(self._wrap([], kind, usage=self._count())).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    @property
-    def _event(self) -> str:
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
-
     def _wrap(self, choices: list[dict[str, Any]], kind: str, **more: Any) -> dict[str, Any]:
-        fields = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
+        fields = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.call.model}
         return {**fields, "choices": choices, **more}
 
     def _write_message(self) -> dict[str, Any]:
@@ -220,11 +227,6 @@ class Reply:
     def _count(self) -> dict[str, int]:
         prompt, answer = self.num_prompt_tokens, len(self.completion.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-def write_event(content: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 def list_models(names: Sequence[str], max_model_len: int) -> dict[str, Any]:
