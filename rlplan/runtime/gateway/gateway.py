@@ -63,6 +63,9 @@ class _Open:
     """How the agent ended; None while it runs."""
 
 
+ENTRY = web.RequestKey("entry", _Open)
+
+
 class Gateway:
     """See the module docstring."""
 
@@ -147,7 +150,7 @@ class Gateway:
                 why = "this API key belongs to no running rollout: send the agent's OPENAI_API_KEY as a bearer token"
                 raise ApiError(401, why, "invalid_api_key")
             entry.handlers.add(task)
-            request["entry"] = entry
+            request[ENTRY] = entry
             try:
                 async with asyncio.timeout(self.spec.timeout_s):
                     await request.read()
@@ -180,12 +183,12 @@ class Gateway:
             reward = None
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise ApiError(400, 'the body is {"reward": NUMBER}, with a finite number', "invalid_value", "reward")
-        request["entry"].session.reward = float(reward)
+        request[ENTRY].session.reward = float(reward)
         return web.json_response({"reward": reward})
 
     async def _complete(self, kind: type[Call], request: web.Request) -> web.StreamResponse:
         """Let the policy answer a call of a kind."""
-        entry: _Open = request["entry"]
+        entry = request[ENTRY]
         call, session = parse_call(kind, await request.read()), entry.session
         if call.model not in self.spec.model_names:
             names = ", ".join(self.spec.model_names)

@@ -83,7 +83,7 @@ class Learner:
         is_on_policy: whether the rollouts were sampled from the weights that the first mini-batch trains.
         """
         index = action.mini_batch or 0
-        trained = select_mini_batch(rollouts, index, self.job, step)
+        trained = add_branches(select_mini_batch(rollouts, index, self.job, step))
         batch = [make_train_sample(rollout, is_first_update=not index) for rollout in trained]
         ranks_per_pass = self._ranks_per_pass(action)
         num_shares = len(action.processes) // ranks_per_pass

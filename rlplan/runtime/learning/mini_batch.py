@@ -16,7 +16,7 @@ Pass = tuple[list[TrainSample], list[float]]
 
 
 def select_mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: int) -> list[Rollout]:
-    """The rollouts of one mini-batch, with branches. index: its number within the step, counted over all epochs.
+    """The rollouts of one mini-batch. index: number of the mini-batch within the step, counted over all epochs.
 
     The first epoch keeps the order of the prompts. Later epochs are shuffled, depending on seed, step and epoch. Groups
     stay together if the loss joins their rollouts.
@@ -29,7 +29,7 @@ def select_mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob,
         units = [order[start : start + size] for start in range(0, len(order), size)]
         random.Random(f"{job.seed}/mini-batches/{step}/{epoch}").shuffle(units)
         order = [rollout for unit in units for rollout in unit]
-    return add_branches(order[place * work.mini_batch_size :][: work.mini_batch_size])
+    return order[place * work.mini_batch_size :][: work.mini_batch_size]
 
 
 def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
@@ -96,7 +96,7 @@ def assign_rollouts(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: in
     """
     ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
     for index in range(job.workload.mini_batches_per_epoch):
-        batch = select_mini_batch(rollouts, index, job, step=0)
+        batch = add_branches(select_mini_batch(rollouts, index, job, step=0))
         samples = [make_train_sample(rollout) for rollout in batch]
         shares = _assign_indices(samples, _group_samples(samples, job), job, num_ranks)
         for passes, packs in zip(ranks, shares, strict=True):
