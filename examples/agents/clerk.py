@@ -1,6 +1,6 @@
-"""An agent with two tools, written for the `openai` client as it would be for any endpoint: it knows nothing of rlplan.
+"""An agent with two tools, for any OpenAI endpoint: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL name the model.
 
-OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL name the policy. `python clerk.py 50494` asks whatever they name.
+It says what stands under a code. `python examples/agents/clerk.py 50494` asks without rlplan.
 """
 
 import json
@@ -10,33 +10,35 @@ from pathlib import Path
 
 from openai import OpenAI
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "environments"))
 from look_up import look_up
 
 
 def find(code: str) -> str:
-    return f"no entry for {code[:5]}" if len(code) < 5 else "use look_up"
+    return "use look_up" if code.isdigit() else "none"
 
 
+FUNCTIONS = {"look_up": look_up, "find": find}
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-TOOLS = [{"type": "function", "function": {"name": tool.__name__, "parameters": CODE}} for tool in (look_up, find)]
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": CODE}} for name in FUNCTIONS]
 
 
 def run(prompt: list[dict[str, str]]) -> str:
-    """Answers a chat, with as many calls of tools as the model asks for."""
+    """Answers a chat. The model may call tools twice before it has to answer."""
     client, messages = OpenAI(), list(prompt)
-    while True:
-        answer = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
-        message = answer.choices[0].message
-        if not message.tool_calls or len(messages) > 4:
-            return message.content or ""
+    for _ in range(3):
+        reply = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=TOOLS)
+        message = reply.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls:
+        for call in message.tool_calls or []:
             try:
-                text = {"look_up": look_up, "find": find}[call.function.name](**json.loads(call.function.arguments))
+                text = FUNCTIONS[call.function.name](**json.loads(call.function.arguments))
             except (ValueError, TypeError, KeyError) as error:
                 text = f"error: {error}"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+        if not message.tool_calls:
+            break
+    return message.content or ""
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,18 @@ from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import load_file
 
 MAX_ANSWER = 1 << 20
-"""Most bytes of an agent's answer; the rest is dropped."""
-_CHUNK_BYTES = 1 << 16
+"""Most bytes of an agent's answer; the rest of a command's output is dropped."""
+ENDED = '{"failure": "the agent ended its process without a result"}'
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Agent:
-    """A running agent. pipe: its standard output, or its function's result."""
+    """A running agent. output: a file in memory with its standard output, or its function's result."""
 
     name: str
     pid: int
-    pipe: int
-    output: bytearray = field(default_factory=bytearray)
+    output: int
 
 
 class AgentStarter:
@@ -48,9 +47,8 @@ class AgentStarter:
 
     def __init__(self, agent: str | list[str], channel: AnswerChannel) -> None:
         self.agent, self.channel, self.poll = agent, channel, select.poll()
-        self._by_exit: dict[int, _Agent] = {}
-        """Running agents by a descriptor that is readable once the agent has exited."""
-        self._by_pipe: dict[int, _Agent] = {}
+        self._running: dict[int, _Agent] = {}
+        """Agents by a descriptor that is readable once the agent has exited."""
         self._groups: set[int] = set()
         """Process groups of ended agents that may still have members."""
 
@@ -60,18 +58,16 @@ class AgentStarter:
         self.poll.register(orders, select.POLLIN)
         while True:
             for descriptor, _ in self.poll.poll():
-                if descriptor in self._by_exit:
+                if descriptor in self._running:
                     self._end(descriptor)
-                elif descriptor in self._by_pipe:
-                    self._read(descriptor)
-                elif descriptor == orders:
-                    if not (data := os.read(orders, _CHUNK_BYTES)):
-                        for process in list_child_processes():
-                            process.kill()
-                        return
-                    *lines, unread = (unread + data).split(b"\n")
-                    for line in lines:
-                        self._obey(json.loads(line))
+                    continue
+                if not (data := os.read(orders, 1 << 16)):
+                    for process in list_child_processes():
+                        process.kill()
+                    return
+                *lines, unread = (unread + data).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, Any]) -> None:
         if "start" in order:
@@ -79,37 +75,22 @@ class AgentStarter:
                 self._start(order)
             except OSError as error:
                 self._report(order["start"], {"failure": f"the agent cannot be started: {error}"})
-        for agent in [agent for agent in self._by_exit.values() if agent.name == order.get("kill")]:
+        for agent in [agent for agent in self._running.values() if agent.name == order.get("kill")]:
             _kill_group(agent.pid)
 
     def _start(self, order: dict[str, Any]) -> None:
-        read, write = os.pipe()
+        output = os.memfd_create("output")
         if not (pid := os.fork()):
-            _become_agent(self.agent, order, write)
-        os.close(write)
-        os.set_blocking(read, False)
+            _become_agent(self.agent, order, output)
         with suppress(OSError):  # here and in the child, so that the group exists before either goes on
             os.setpgid(pid, pid)
         leaving = os.pidfd_open(pid)
-        self._by_exit[leaving] = self._by_pipe[read] = _Agent(order["start"], pid, read)
+        self._running[leaving] = _Agent(order["start"], pid, output)
         self.poll.register(leaving, select.POLLIN)
-        self.poll.register(read, select.POLLIN)
-
-    def _read(self, pipe: int, *, is_last: bool = False) -> None:
-        """Read what a pipe holds; forget the pipe at its end. is_last: whether nothing more is wanted of it."""
-        output = self._by_pipe[pipe].output
-        with suppress(BlockingIOError):
-            while data := os.read(pipe, _CHUNK_BYTES):
-                output += data[: MAX_ANSWER - len(output)]
-            is_last = True
-        if is_last:
-            self.poll.unregister(pipe)
-            del self._by_pipe[pipe]
-            os.close(pipe)
 
     def _end(self, leaving: int) -> None:
         """Clean up after an agent that has exited, and report its outcome."""
-        agent = self._by_exit.pop(leaving)
+        agent = self._running.pop(leaving)
         _kill_group(agent.pid)  # before it is reaped: its id cannot belong to another group yet
         code = os.waitstatus_to_exitcode(os.waitpid(agent.pid, 0)[1])
         self._groups.add(agent.pid)
@@ -119,15 +100,13 @@ class AgentStarter:
                     pass
             except ChildProcessError:
                 self._groups.remove(group)
-        if self._by_pipe.get(agent.pipe) is agent:
-            self._read(agent.pipe, is_last=True)
         self.poll.unregister(leaving)
-        os.close(leaving)
-        text = agent.output.decode("utf-8", "replace")
-        if isinstance(self.agent, list):
-            outcome = {"failure": describe_exit(code)} if code else {"answer": text.strip()}
-        else:
-            outcome = json.loads(text) if text and not code else {"failure": describe_exit(code)}
+        text = os.pread(agent.output, MAX_ANSWER, 0).decode("utf-8", "replace")
+        for descriptor in (leaving, agent.output):
+            os.close(descriptor)
+        outcome = {"failure": describe_exit(code)}
+        if not code:
+            outcome = {"answer": text.strip()} if isinstance(self.agent, list) else json.loads(text or ENDED)
         self._report(agent.name, outcome)
 
     def _report(self, name: str, outcome: dict[str, Any]) -> None:
@@ -161,8 +140,10 @@ def _become_agent(agent: str | list[str], order: dict[str, Any], output: int) ->
             os.dup2(row, 0)
             os.dup2(output, 1)
             os.execvp(sys.executable if agent[0] in ("python", "python3") else agent[0], agent)
-        with os.fdopen(output, "w") as pipe:
-            json.dump(_call(agent, order["row"]), pipe)
+        result = json.dumps(_call(agent, order["row"])).encode()
+        if len(result) > MAX_ANSWER:
+            result = json.dumps({"failure": f"the agent's answer has more than {MAX_ANSWER} bytes"}).encode()
+        os.write(output, result)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -238,29 +238,25 @@ class Gateway:
         return await future
 
 
-class DriverLink:
-    """Events for the driver: those of one turn of the loop go out as one line, and never block."""
-
-    def __init__(self, out: asyncio.WriteTransport) -> None:
-        self.out, self.events = out, list[dict[str, Any]]()
-
-    def send(self, kind: str, name: str, content: Any) -> None:
-        if not self.events:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self.events.append({"kind": kind, "name": name, "content": content})
-
-    def _flush(self) -> None:
-        self.out.write(json.dumps({"lines": self.events}).encode() + b"\n")
-        self.events = []
-
-
 async def serve(setting: dict[str, Any]) -> None:
     """Answer agents until the driver closes its end."""
     channel, loop, reader = AnswerChannel(), asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), channel.requests)
     out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(channel.answers, "wb", buffering=0))
+    events: list[dict[str, Any]] = []
+
+    def send(kind: str, name: str, content: Any) -> None:
+        """Write the events of one turn of the loop as one line. The transport buffers, so that nothing blocks."""
+        if not events:
+            loop.call_soon(flush)
+        events.append({"kind": kind, "name": name, "content": content})
+
+    def flush() -> None:
+        out.write(json.dumps({"lines": events}).encode() + b"\n")
+        events.clear()
+
     spec = EnvironmentSpec.model_validate(setting["spec"])
-    gateway = Gateway(spec, Path(setting["policy"]), setting["max_len"], DriverLink(out).send)
+    gateway = Gateway(spec, Path(setting["policy"]), setting["max_len"], send)
     runner, watching = await gateway.start(), asyncio.create_task(gateway.watch())
     pids = [os.getpid()] + ([] if gateway.chat is None else [gateway.chat.text.pid])
     out.write(json.dumps({"lines": pids}).encode() + b"\n")
