@@ -9,6 +9,7 @@ In: requests for whole rollouts. Out: finished requests.
 import json
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from rlplan.errors import RunError
 from rlplan.runtime.environments.conversations import ANSWER_S, MultiTurnRollouts, make_row
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError, make_start_deadline
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.processes.safe_path import make_module_command
 from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.spec.resolved import ResolvedJob
 
 MAX_LINE_BYTES = 1 << 28
+CLOSE_S = 5.0
+"""Seconds for the starter to end all agents; scaled by machine speed."""
 _REQUEST, _COMPLETION = TypeAdapter(RolloutRequest), TypeAdapter(Completion)
 
 
@@ -52,6 +56,10 @@ class AgentRollouts(MultiTurnRollouts):
         return list(self.pids_of_gateway)
 
     def close(self) -> None:
+        with suppress(NoAnswerError, AttributeError):  # the starter may have died, or never have started
+            self.starter.send("{}", deadline := Deadline(scale_seconds(CLOSE_S)))
+            while True:  # until it has killed what agents left behind, and ended
+                self.starter.receive(deadline)
         for process in self._processes:
             process.close()
 

@@ -30,7 +30,7 @@ from rlplan.runtime.processes.safe_path import load_file
 MAX_ANSWER = 1 << 20
 """Most bytes of an agent's answer; the rest of a command's output is dropped."""
 ENDED = '{"failure": "the agent ended its process without a result"}'
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AgentStarter:
         """Process groups of ended agents that may still have members."""
 
     def serve(self) -> None:
-        """Obey orders until the other end closes; then kill all agents, and what they left outside of their groups."""
+        """Obey orders until the other end closes or says {}; then kill all agents, and what they left behind."""
         orders, unread = self.channel.requests.fileno(), b""
         self.poll.register(orders, select.POLLIN)
         while True:
@@ -61,11 +61,12 @@ class AgentStarter:
                 if descriptor in self._running:
                     self._end(descriptor)
                     continue
-                if not (data := os.read(orders, 1 << 16)):
+                data = os.read(orders, 1 << 16)
+                *lines, unread = (unread + data).split(b"\n")
+                if not data or b"{}" in lines:
                     for process in list_child_processes():
                         process.kill()
                     return
-                *lines, unread = (unread + data).split(b"\n")
                 for line in lines:
                     self._obey(json.loads(line))
 
@@ -79,8 +80,11 @@ class AgentStarter:
             _kill_group(agent.pid)
 
     def _start(self, order: dict[str, Any]) -> None:
-        output = os.memfd_create("output")
+        output, starter = os.memfd_create("output"), os.getpid()
         if not (pid := os.fork()):
+            die_with_parent()
+            if os.getppid() != starter:  # it was killed before this process asked to die with it
+                os._exit(1)
             _become_agent(self.agent, order, output)
         with suppress(OSError):  # here and in the child, so that the group exists before either goes on
             os.setpgid(pid, pid)
@@ -130,7 +134,6 @@ def _become_agent(agent: str | list[str], order: dict[str, Any], output: int) ->
     """Be the agent; never returns. A command reads the row on standard input, and its output is the answer."""
     code = 1
     try:
-        die_with_parent()
         os.setpgid(0, 0)
         os.environ.update(order["variables"])
         if isinstance(agent, list):
@@ -200,4 +203,5 @@ if __name__ == "__main__":
     description = describe_agent(agent_of_job)
     to_driver.send({"lines": description})
     if not description:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # the driver's end closes the pipe, and everything is cleaned up
         AgentStarter(agent_of_job, to_driver).serve()

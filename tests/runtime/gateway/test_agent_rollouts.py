@@ -16,7 +16,7 @@ from rlplan.runtime.rollout.experience import FinishedRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.runtime.environments.chat_policy import Script, ids
 from tests.runtime.gateway.scripted import SAID, make_request, open_rollouts
-from tests.waiting import own_processes, wait_until
+from tests.waiting import orphans_come_here, own_processes, wait_until
 
 FUNCTION = """
 from openai import OpenAI
@@ -80,7 +80,7 @@ def run(prompt, place):
 
 
 def test_agents_that_fail_hang_or_leave_something_behind_end_their_rollouts_and_nothing_is_left(tmp_path: Path) -> None:
-    with open_rollouts(tmp_path, Script(SAID), UNRELIABLE, timeout_s=2.0) as rollouts:
+    with orphans_come_here(), open_rollouts(tmp_path, Script(SAID), UNRELIABLE, timeout_s=2.0) as rollouts:
         places = {f"generate/1/{place}": place for place in range(6)}
         rollouts.prompt_of = lambda name: _prompt_at(places[name])
         finished, _ = rollouts.generate([make_request(place) for place in range(6)], 60.0)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ def test_bytes_that_are_no_request_are_refused_in_openai_s_format(tmp_path: Path
             for path, content, status, words in RAW.values():
                 for key, wanted in ((client.api_key, status), ("sk-wrong", 401), ("", 401)):
                     headers = {"Authorization": f"Bearer {key}"}
-                    async with web.post(f"{client.base_url}{path}", data=content, headers=headers) as answer:
+                    async with web.post(f"{client.base_url}{path}", data=BytesIO(content), headers=headers) as answer:
                         error = (await answer.json())["error"]
                         assert (path, answer.status) == (path, wanted)
                         assert wanted == 401 or words in error["message"]
