@@ -26,6 +26,11 @@ class TextTokenizer:
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the vocabulary."""
+        return int(self._tokenizer.get_vocab_size())
+
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token; a text of n tokens has at most n times as many."""

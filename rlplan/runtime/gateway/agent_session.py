@@ -19,16 +19,19 @@ from rlplan.runtime.gateway.openai_api import TEXT, ApiError, Call, Message, mak
 from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 
+FRAME_CHARACTERS = 500
+"""Characters of a message's keys and ids, which are no tokens."""
+
 
 @dataclass(slots=True)
-class Branch:
-    """A conversation with what a further call must have in common with it."""
+class Branch(Conversation):
+    """A conversation of an agent."""
 
-    talk: Conversation
-    tools: list[Any]
+    tools: list[Any] = field(default_factory=list)
+    """Schemas of its tools, which a call that continues it must have too."""
     last_turn: int = -1
     is_busy: bool = False
-    """Whether a turn of it is being generated, so that another call cannot continue it."""
+    """Whether a turn is being generated, so that another call cannot continue the conversation."""
 
 
 @dataclass(slots=True)
@@ -45,17 +48,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an agent."""
+    """The end of an agent: its answer, which rewards judge, its reward, and why it failed, if it did."""
 
     answer: str | None = None
-    """The agent's answer, which rewards judge."""
     reward: float | None = None
     failure: str = ""
-    """Why the agent failed; empty if it ended by itself."""
 
 
 class AgentSession:
-    """See the module docstring. reward: what the agent has posted. refusal: the limit that the last call met, if any.
+    """See the module docstring. reward: posted by the agent. refusal: the limit that the last call met, if any.
 
     request: of the whole group. max_len: limit of a prompt and its response, in tokens.
     """
@@ -76,10 +77,10 @@ class AgentSession:
         continued = [
             (branch, added)
             for branch in self.branches
-            if not branch.is_busy and branch.tools == tools and (added := _list_added(branch.talk, messages))
+            if not branch.is_busy and branch.tools == tools and (added := _list_added(branch, messages))
         ]
-        new = Branch(Conversation(self.request, self.sample, Prompt("", "", "", ()), [], is_changed=True), tools)
-        branch, added = max(continued, key=lambda pair: len(pair[0].talk.tokens), default=(new, messages))
+        new = self._begin_branch(tools), messages
+        branch, added = max(continued, key=lambda pair: len(pair[0].tokens), default=new)
         branch.is_busy, self.num_turns = True, self.num_turns + 1
         return Turn(branch, self.num_turns - 1, added)
 
@@ -88,43 +89,44 @@ class AgentSession:
 
         A conversation without room to continue is left, and the call begins a new one. Raises: ApiError, SpecError.
         """
-        talk, tokens = turn.branch.talk, self._encode(turn, words, chat)
-        if talk.num_turns and talk.num_left <= len(tokens):
+        tokens = self._encode(turn, words, chat)
+        if turn.branch.num_turns and turn.branch.num_left <= len(tokens):
             turn.branch.is_busy = False
-            talk = Conversation(self.request, self.sample, Prompt("", "", "", ()), [], is_changed=True)
-            turn.branch, turn.added = Branch(talk, turn.branch.tools, is_busy=True), call.read_messages()
+            turn.branch, turn.added = self._begin_branch(turn.branch.tools), call.read_messages()
             tokens = self._encode(turn, words, chat)
-        if talk.num_turns:
+        branch = turn.branch
+        if branch.num_turns:
             turn.observation = tokens
-        elif (room := min(self.request.max_tokens, self.max_len - len(tokens))) > 0:
-            talk.request = replace(self.request, max_tokens=room)
-            talk.prompt = replace(talk.prompt, tokens=tuple(tokens))
-        else:
+        elif (room := min(self.request.max_tokens, self.max_len - len(tokens))) <= 0:
             raise self._refuse(CONTEXT, f"the messages have {len(tokens)} tokens")
-        request = talk.make_next_request(turn.number, turn.observation)
+        elif not tokens or max(tokens) >= words.num_tokens:
+            raise ApiError(400, f"a prompt has tokens from 0 to {words.num_tokens - 1}", "invalid_value", "prompt")
+        else:
+            branch.request = replace(self.request, max_tokens=room)
+            branch.prompt = replace(branch.prompt, tokens=tuple(tokens))
+        request = branch.make_next_request(turn.number, turn.observation)
         asked = call.most_tokens or request.max_tokens
         return replace(request, max_tokens=min(asked, request.max_tokens), stop=call.stops)
 
     def finish_turn(self, turn: Turn, completion: Completion, call: Call, words: TextTokenizer) -> Message:
         """Record a finished turn, and return its message."""
-        talk, tools = turn.branch.talk, turn.branch.tools
-        text, calls = words.text(completion.tokens), []
-        if tools and call.tool_choice != "none":
+        branch, text, calls = turn.branch, words.text(completion.tokens), []
+        if branch.tools and call.tool_choice != "none":
             marked = words.text(completion.tokens, keeps_special=True)
-            names = [tool["function"]["name"] for tool in tools]
+            names = [tool["function"]["name"] for tool in branch.tools]
             before, calls = split_calls(marked, self.spec.call_pattern, names)
             text = before.strip() if any(not tool_call.fault for tool_call in calls) else text
         for stop in call.stops:
             text = text.partition(stop)[0]
         message = make_message(text, calls, f"{self.sample}_{turn.number}")
-        if talk.num_turns:
-            talk.append_observation(turn.added, turn.observation)
+        if branch.num_turns:
+            branch.append_observation(turn.added, turn.observation)
         else:
-            talk.messages += turn.added
-            self.branches.append(turn.branch)
-        talk.append_policy_turn(completion, message)
-        talk.outcomes += [tool_call.fault or OK for tool_call in calls]
-        turn.branch.last_turn, self.refusal = turn.number, ""
+            branch.messages += turn.added
+            self.branches.append(branch)
+        branch.append_policy_turn(completion, message)
+        branch.outcomes += [tool_call.fault or OK for tool_call in calls]
+        branch.last_turn, self.refusal = turn.number, ""
         return message
 
     def make_completion(self, outcome: Outcome) -> Completion:
@@ -136,34 +138,36 @@ class AgentSession:
             failure = ""
         elif not failure and not self.branches:
             failure = "the agent never called the policy"
-        talks = [branch.talk for branch in sorted(self.branches, key=lambda branch: branch.last_turn)]
-        *others, main = talks or [Conversation(self.request, self.sample, Prompt("", "", "", ()), [])]
+        *others, main = sorted(self.branches, key=lambda branch: branch.last_turn) or [self._begin_branch([])]
         return replace(
             main.make_completion(),
-            num_turns=sum(talk.num_turns for talk in talks),
-            calls=tuple(call for talk in talks for call in talk.outcomes),
+            num_turns=sum(branch.num_turns for branch in self.branches),
+            calls=tuple(call for branch in self.branches for call in branch.outcomes),
             reward=self.reward if outcome.reward is None else outcome.reward,
             answer=outcome.answer,
             failure=failure,
             ended=ended,
-            branches=tuple(talk.make_completion() for talk in others),
+            branches=tuple(branch.make_completion() for branch in others),
         )
+
+    def _begin_branch(self, tools: list[Any]) -> Branch:
+        return Branch(self.request, self.sample, Prompt("", "", "", ()), [], is_changed=True, tools=tools, is_busy=True)
 
     def _encode(self, turn: Turn, words: TextTokenizer, chat: ChatTurns | None) -> list[int]:
         """Tokens of a turn's new messages."""
-        talk, tools, content = turn.branch.talk, turn.branch.tools, turn.added[0]["content"]
+        branch, content = turn.branch, turn.added[0]["content"]
         if isinstance(content, list):
             return content
-        size = sum(len(str(part)) for part in (*turn.added, *tools))
-        if size > words.longest_token * self.max_len + LARGEST_FRAME * len(turn.added):  # not worth rendering
+        size = sum(len(str(part)) for part in (*turn.added, *branch.tools))
+        if size > words.longest_token * self.max_len + FRAME_CHARACTERS * len(turn.added):  # not worth rendering
             raise self._refuse(CONTEXT, f"the messages have {size} characters")
         if turn.added[0]["role"] == TEXT:
-            return words.tokens(content, adds_special_tokens=not talk.num_turns)
+            return words.tokens(content, adds_special_tokens=not branch.num_turns)
         if chat is None:
             raise ApiError(400, "the policy has no chat template: use /v1/completions", "no_chat_template")
-        if talk.num_turns:
-            return chat.encode_between(turn.added, talk.tokens[-1], tools)
-        return chat.encode_prompt(turn.added, tools)
+        if branch.num_turns:
+            return chat.encode_between(turn.added, branch.tokens[-1], branch.tools)
+        return chat.encode_prompt(turn.added, branch.tools)
 
     def _refuse(self, limit: str, why: str, code: str = "context_length_exceeded") -> ApiError:
         self.refusal = limit
@@ -172,19 +176,14 @@ class AgentSession:
         return ApiError(400, why, code, "messages")
 
 
-LARGEST_FRAME = 500
-"""Characters of a message's keys and ids, which are no tokens."""
-
-
-def _list_added(talk: Conversation, messages: list[Message]) -> list[Message]:
+def _list_added(branch: Branch, messages: list[Message]) -> list[Message]:
     """Messages after those of a conversation; none if they do not continue it."""
-    count, content = len(talk.messages), messages[0]["content"]
-    if messages[0]["role"] != TEXT:
-        return messages[count:] if messages[:count] == talk.messages else []
-    if isinstance(content, str):
-        before = "".join(message["content"] for message in talk.messages if isinstance(message["content"], str))
-    else:
-        before = [*talk.prompt.tokens, *talk.tokens]
-    is_continued = talk.messages[0]["role"] == TEXT and type(talk.messages[0]["content"]) is type(content)
-    added = content[len(before) :] if is_continued and content[: len(before)] == before else ""
+    count, content, first = len(branch.messages), messages[0]["content"], branch.messages[0]
+    if TEXT not in (messages[0]["role"], first["role"]):
+        return messages[count:] if messages[:count] == branch.messages else []
+    if messages[0]["role"] != first["role"] or type(content) is not type(first["content"]):
+        return []
+    is_text, tokens = isinstance(content, str), [*branch.prompt.tokens, *branch.tokens]
+    before = "".join(message["content"] for message in branch.messages) if is_text else tokens
+    added = content[len(before) :] if content[: len(before)] == before else ""
     return [{"role": TEXT, "content": added}] if added else []

@@ -32,6 +32,8 @@ from rlplan.runtime.gateway.agent_session import AgentSession, Outcome, Turn
 from rlplan.runtime.gateway.openai_api import ApiError, Call, ChatCall, Reply, TextCall, list_models, parse_call
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.line_process import START_S
+from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
 from rlplan.spec.model_files import chat_template
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -74,7 +76,7 @@ class Gateway:
         self.spec, self.policy, self.max_len, self.send = spec, policy, max_len, send
         self.words = TextTokenizer(policy)
         self.chat = None if chat_template(policy) is None else self._open_chat()
-        self.address = ""
+        self.address, self.start_s = "", scale_seconds(START_S)
         self._keys: dict[str, _Open] = {}
         self._names: dict[str, _Open] = {}
         self._turns: dict[str, asyncio.Future[Completion]] = {}
@@ -99,7 +101,10 @@ class Gateway:
         key = f"sk-{secrets.token_urlsafe(32)}"
         self._keys[key] = self._names[session.name] = _Open(session, key, time.monotonic())
         variables = {"OPENAI_BASE_URL": self.address, "OPENAI_API_BASE": self.address, "OPENAI_API_KEY": key}
-        self.send("start", session.name, variables | {"OPENAI_MODEL": self.spec.model_names[0]})
+        variables["OPENAI_MODEL"] = self.spec.model_names[0]
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy of the machine cannot reach this process
+            variables[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+        self.send("start", session.name, variables)
 
     def take_turn(self, name: str, completion: Completion) -> None:
         """Deliver a turn that the engine has finished."""
@@ -124,11 +129,14 @@ class Gateway:
         """End agents that neither wait for the policy nor call it within rollout.environment.timeout_s."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now, limit_s = time.monotonic(), self.spec.timeout_s
-            for entry in [e for e in self._keys.values() if not e.handlers and now - e.active_s > limit_s]:
-                why = f"timeout: the agent neither called the policy nor ended within {limit_s:g} s"
-                self.send("kill", entry.session.name, None)
-                self.end_agent(entry.session.name, Outcome(failure=why))
+            now, timeout_s = time.monotonic(), self.spec.timeout_s
+            for entry in [entry for entry in self._keys.values() if not entry.handlers]:
+                # Many agents may start at once, and import their packages: that is no part of the job's limit.
+                limit_s = timeout_s if entry.session.num_turns else timeout_s + self.start_s
+                if now - entry.active_s > limit_s:
+                    why = f"timeout: the agent neither called the policy nor ended within {timeout_s:g} s"
+                    self.send("kill", entry.session.name, None)
+                    self.end_agent(entry.session.name, Outcome(failure=why))
 
     def close(self) -> None:
         self._encoding.shutdown(wait=False, cancel_futures=True)

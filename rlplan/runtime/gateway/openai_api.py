@@ -21,6 +21,7 @@ TEXT = "text"
 Message = dict[str, Any]
 TextPart = Annotated[dict[Literal["type", "text"], str], Field(min_length=2)]
 Content = str | list[TextPart] | None
+StopText = Annotated[str, Field(max_length=256)]
 One = Literal[1] | None
 
 
@@ -78,22 +79,14 @@ class _Tool(BaseModel, extra="allow"):
     function: _ToolFunction
 
 
-class _StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class _TextFormat(BaseModel):
-    type: Literal["text"]
-
-
 class Call(BaseModel):
     """What both endpoints take. Unknown keys are ignored."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = False
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, bool] | None = None
     n: One = 1
     tool_choice: Literal["auto", "none"] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -121,7 +114,7 @@ class ChatCall(Call):
 
     messages: list[_Message] = Field(min_length=1, max_length=100_000)
     tools: list[_Tool] | None = Field(default=None, max_length=1024)
-    response_format: _TextFormat | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
     logprobs: Literal[False] | None = None
 
     def read_messages(self) -> list[Message]:
@@ -208,7 +201,7 @@ class Reply:
             content = {"delta": part} if self.is_chat else {"text": part.get("content") or ""}
             choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
             yield b"data: " + json.dumps(self._wrap([choice], kind)).encode() + b"\n\n"
-        if self.call.stream_options is not None and self.call.stream_options.include_usage:
+        if (self.call.stream_options or {}).get("include_usage"):
             yield b"data: " + json.dumps(self._wrap([], kind, usage=self._count())).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 

@@ -69,6 +69,10 @@ def run(prompt, place):
     if place == 1:
         os._exit(3)
     if place == 2:
+        HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2]).request(
+            "POST", "/v1/completions", '{"model": "policy", "prompt": "a"}',
+            {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        )
         time.sleep(600)
     if place == 3:
         return {"score": 1}

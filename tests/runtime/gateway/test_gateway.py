@@ -208,6 +208,10 @@ RAW = {
     "deep JSON": ("chat/completions", b"[" * 100_000, 400, "the body is no JSON object"),
     "no UTF-8": ("completions", b'{"model": "\xff"}', 400, "the body is no JSON object"),
     "10 MB": ("chat/completions", b" " * 10_000_000, 413, "8 MiB"),
+    "a lone surrogate": ("completions", rb'{"model": "policy", "prompt": "\ud800"}', 400, ""),
+    "an empty prompt": ("completions", b'{"model": "policy", "prompt": ""}', 400, "tokens from 0 to 56"),
+    "an unknown token": ("completions", b'{"model": "policy", "prompt": [57]}', 400, "tokens from 0 to 56"),
+    "no tokens": ("completions", b'{"model": "policy", "prompt": []}', 400, "tokens from 0 to 56"),
     "another address": ("embeddings", b"{}", 404, "/v1/embeddings"),
     "a reward of no number": ("reward", b'{"reward": NaN}', 400, "finite number"),
 }
@@ -225,7 +229,7 @@ def test_bytes_that_are_no_request_are_refused_in_openai_s_format(tmp_path: Path
                         assert (path, answer.status) == (path, wanted)
                         assert wanted == 401 or words in error["message"]
 
-    play(tmp_path, test)
+    play(tmp_path, test, max_turns=1000)
 
 
 def test_a_client_that_leaves_is_not_recorded_and_its_rollout_ends_when_the_engine_has(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_an_agent_that_does_nothing_is_ended_and_one_that_waits_for_the_policy_i
     async def test(live: LiveGateway) -> None:
         waiting = live.begin(make_request(1))
         live.begin(make_request(0))
-        live.is_held = True
+        live.gateway.start_s, live.is_held = 0.0, True
         call = asyncio.create_task(waiting.chat.completions.create(model="policy", messages=[USER]))
         while NAME not in live.finished:
             await asyncio.sleep(0.05)
