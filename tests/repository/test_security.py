@@ -86,8 +86,12 @@ PROMISES = {
         "tests/runtime/environments/test_remote.py::test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name",
         "tests/runtime/environments/test_remote.py::test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused",
     ),
-    "`rlplan ui` is for one person on one machine.": (
-        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
+    "An agent reaches its own rollout alone.": (
+        "tests/runtime/gateway/test_gateway.py::test_bytes_that_are_no_request_are_refused_in_openai_s_format",
+        "tests/runtime/gateway/test_gateway.py::test_a_client_that_leaves_is_not_recorded_and_its_rollout_ends_when_the_engine_has",
+        "tests/runtime/gateway/test_agent_rollouts.py::test_agents_that_fail_hang_or_leave_something_behind_end_their_rollouts_and_nothing_is_left",
+    ),
+    "`rlplan ui` is for one person on one machine.": (        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
         "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
         "tests/cli/ui/test_ui.py::test_what_is_typed_comes_back_as_text",
     ),
@@ -114,6 +118,7 @@ def test_every_promise_is_tested() -> None:
 CODE = {
     "rewards": "rewards=[{{kind: function, path: '{file}:answer'}}]",
     "rollout.environment.path": "rollout.environment.path={file}:answer",
+    "rollout.environment.agent": "rollout.environment.agent={file}:answer",
     "rollout.environment.mcp": "rollout.environment.mcp=['{file}']",
     "algorithm.path": "algorithm={{path: '{file}:MINE', learning_rate: 1.0e-5}}",
 }
