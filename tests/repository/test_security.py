@@ -91,7 +91,8 @@ PROMISES = {
         "tests/runtime/gateway/test_gateway.py::test_a_client_that_leaves_is_not_recorded_and_its_rollout_ends_when_the_engine_has",
         "tests/runtime/gateway/test_agent_rollouts.py::test_agents_that_fail_hang_or_leave_something_behind_end_their_rollouts_and_nothing_is_left",
     ),
-    "`rlplan ui` is for one person on one machine.": (        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
+    "`rlplan ui` is for one person on one machine.": (
+        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
         "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
         "tests/cli/ui/test_ui.py::test_what_is_typed_comes_back_as_text",
     ),

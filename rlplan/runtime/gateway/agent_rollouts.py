@@ -64,7 +64,7 @@ class AgentRollouts(MultiTurnRollouts):
             process.close()
 
     def _open(self, module: str, setting: Any) -> tuple[LineProcess, Any]:
-        """A process of this package, and the first thing that it says."""
+        """A process of this package, and its first message."""
         command = make_module_command(f"rlplan.runtime.gateway.{module}", json.dumps(setting))
         with self.log.open("ab") as output:
             process = LineProcess(command, output, MAX_LINE_BYTES)
@@ -82,7 +82,7 @@ class AgentRollouts(MultiTurnRollouts):
             self._num_running += 1
         ended = self._receive(self.starter, Deadline(0.0)) or []
         if begun or ended:
-            self._send_to(self.gateway, {"begin": begun, "ended": ended})
+            self._tell(self.gateway, {"begin": begun, "ended": ended})
         # While engines generate, they are waited for; otherwise only agents can bring anything new.
         wait_s = 0.0 if self._num_in_engines or self._unsent else min(max_wait_s, ANSWER_S)
         for event in self._receive(self.gateway, Deadline(wait_s)) or ():
@@ -93,7 +93,7 @@ class AgentRollouts(MultiTurnRollouts):
         finished, measurements = self.fleet.collect(min(max_wait_s, ANSWER_S), 1, timeout_s)
         self._num_in_engines -= len(finished)
         if finished:
-            self._send_to(self.gateway, {"turns": [[turn.id, asdict(turn.completions[0])] for turn in finished]})
+            self._tell(self.gateway, {"turns": [[turn.id, asdict(turn.completions[0])] for turn in finished]})
         return measurements
 
     def _handle(self, kind: str, name: str, content: Any = None) -> None:
@@ -107,10 +107,10 @@ class AgentRollouts(MultiTurnRollouts):
             self._end_sample(request_id, int(sample), _COMPLETION.validate_python(content))
         else:  # start or kill
             row = make_row(self.prompt_of(name.rpartition("#")[0])) if kind == "start" else None
-            self._send_to(self.starter, {kind: name, "variables": content, "row": row})
+            self._tell(self.starter, {kind: name, "variables": content, "row": row})
 
     def _receive(self, process: LineProcess, deadline: Deadline) -> Any:
-        """What a process says; None if it says nothing until the deadline. Raises: RunError when it has ended."""
+        """The next message of a process; None if there is none until the deadline. Raises: RunError at its end."""
         try:
             return process.receive(deadline)["lines"]
         except LateError:
@@ -118,7 +118,7 @@ class AgentRollouts(MultiTurnRollouts):
         except NoAnswerError as error:
             raise self._make_error(error) from None
 
-    def _send_to(self, process: LineProcess, message: dict[str, Any]) -> None:
+    def _tell(self, process: LineProcess, message: dict[str, Any]) -> None:
         try:
             process.send(json.dumps(message), Deadline(self.timeout_s))
         except NoAnswerError as error:

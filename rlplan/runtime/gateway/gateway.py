@@ -1,4 +1,4 @@
-"""Gateway: the HTTP endpoint that agents call, in a process of its own, and the rollouts behind it.
+"""Gateway: the HTTP endpoint that agents call, in a process of its own, and the rollouts that it records.
 
 It listens on loopback. Each rollout has an API key of its own, so that a call names its rollout and nothing else. A
 turn that its client no longer waits for is not recorded, so that a call which is sent again is recorded once.

@@ -19,8 +19,7 @@ from rlplan.runtime.rollout.experience import Completion
 TEXT = "text"
 """Role of a prompt that is a text or token ids."""
 Message = dict[str, Any]
-TextPart = Annotated[dict[Literal["type", "text"], str], Field(min_length=2)]
-Content = str | list[TextPart] | None
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 StopText = Annotated[str, Field(max_length=256)]
 One = Literal[1] | None
 
@@ -35,27 +34,33 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class _Function(BaseModel):
-    name: str = Field(min_length=1, max_length=200)
+class _TextPart(BaseModel):
+    text: str
+
+
+class _Function(BaseModel, extra="allow"):
+    """A function that the policy may call, or has called."""
+
+    name: Name
     arguments: str = "{}"
 
 
-class _CallOfTool(BaseModel):
-    id: str = ""
+class _Tool(BaseModel, extra="allow"):
     function: _Function
+    id: str = ""
 
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = None
+    content: str | list[_TextPart] | None = None
     name: str | None = None
-    tool_calls: list[_CallOfTool] | None = None
+    tool_calls: list[_Tool] | None = None
     tool_call_id: str | None = None
 
     def normalize(self, names: dict[str, str]) -> Message:
         """The message for a chat template. names: names of the tools called so far, by the call's id."""
         content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         # Templates know no developers, who are OpenAI's newer name of the system.
         message: Message = {"role": self.role.replace("developer", "system"), "content": text}
         if self.tool_calls:
@@ -70,17 +75,8 @@ class _Message(BaseModel):
         return message
 
 
-class _ToolFunction(BaseModel, extra="allow"):
-    name: str = Field(min_length=1, max_length=200)
-
-
-class _Tool(BaseModel, extra="allow"):
-    type: Literal["function"]
-    function: _ToolFunction
-
-
 class Call(BaseModel):
-    """What both endpoints take. Unknown keys are ignored."""
+    """A request to either endpoint. Unknown keys are ignored."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
@@ -116,13 +112,15 @@ class ChatCall(Call):
     tools: list[_Tool] | None = Field(default=None, max_length=1024)
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     logprobs: Literal[False] | None = None
+    functions: None = None
+    """OpenAI's older form of tools."""
 
     def read_messages(self) -> list[Message]:
         names: dict[str, str] = {}
         return [message.normalize(names) for message in self.messages]
 
     def read_tools(self) -> list[dict[str, Any]]:
-        return [tool.model_dump() for tool in self.tools or ()]
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
 
 class TextCall(Call):
@@ -174,40 +172,41 @@ class Reply:
     completion: Completion
     num_prompt_tokens: int
 
+    def write(self) -> dict[str, Any]:
+        """The answer as one object."""
+        name = "message" if self._is_chat else "text"
+        return self._wrap([(self._write_message(), self._find_reason())], name, usage=self._count())
+
+    def write_events(self) -> Iterator[bytes]:
+        """The answer as server-sent events. All text comes in one event, since the engine reports finished turns."""
+        message, name = self._write_message(), "delta" if self._is_chat else "text"
+        for place, call in enumerate(message.get("tool_calls", ())):
+            call["index"] = place
+        events = [self._wrap([(message, None)], name), self._wrap([({}, self._find_reason())], name)]
+        if (self.call.stream_options or {}).get("include_usage"):
+            events.append(self._wrap([], name, usage=self._count()))
+        for event in events:
+            yield b"data: " + json.dumps(event).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
     @property
-    def finish_reason(self) -> str:
+    def _is_chat(self) -> bool:
+        return isinstance(self.call, ChatCall)
+
+    def _find_reason(self) -> str:
         if "tool_calls" in self.message:
             return "tool_calls"
         return "length" if self.completion.finish_reason == "length" else "stop"
 
-    @property
-    def is_chat(self) -> bool:
-        return isinstance(self.call, ChatCall)
-
-    def write(self) -> dict[str, Any]:
-        """The answer as one object."""
-        message = self._write_message()
-        content = {"message": message} if self.is_chat else {"text": self.message["content"]}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason}
-        return self._wrap([choice], "chat.completion" if self.is_chat else "text_completion", usage=self._count())
-
-    def write_events(self) -> Iterator[bytes]:
-        """The answer as server-sent events. All text comes in one event, since the engine reports finished turns."""
-        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        message = self._write_message()
-        for place, call in enumerate(message.get("tool_calls", ())):
-            call["index"] = place
-        for part, reason in ((message, None), ({}, self.finish_reason)):
-            content = {"delta": part} if self.is_chat else {"text": part.get("content") or ""}
-            choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
-            yield b"data: " + json.dumps(self._wrap([choice], kind)).encode() + b"\n\n"
-        if (self.call.stream_options or {}).get("include_usage"):
-            yield b"data: " + json.dumps(self._wrap([], kind, usage=self._count())).encode() + b"\n\n"
-        yield b"data: [DONE]\n\n"
-
-    def _wrap(self, choices: list[dict[str, Any]], kind: str, **more: Any) -> dict[str, Any]:
+    def _wrap(self, choices: Sequence[tuple[dict[str, Any], str | None]], name: str, **more: Any) -> dict[str, Any]:
+        """One object with a choice for each (message, finish reason). name: key of the message, or of its text."""
+        kind = {"message": "chat.completion", "delta": "chat.completion.chunk"}.get(name, "text_completion")
         fields = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.call.model}
-        return {**fields, "choices": choices, **more}
+        written = [
+            {name: message if self._is_chat else message.get("content") or "", "finish_reason": reason}
+            for message, reason in choices
+        ]
+        return {**fields, "choices": [{"index": 0, "logprobs": None, **choice} for choice in written], **more}
 
     def _write_message(self) -> dict[str, Any]:
         calls = [

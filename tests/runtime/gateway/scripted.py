@@ -77,6 +77,7 @@ class LiveGateway:
         self.asked: list[RolloutRequest] = []
         self.finished: dict[str, Completion] = {}
         self.killed: list[str] = []
+        self.version = 0
         self.is_held = False
         """Whether turns wait until `release`."""
         self._held: list[RolloutRequest] = []
@@ -114,7 +115,7 @@ class LiveGateway:
 
     def _answer(self, request: RolloutRequest) -> None:
         tokens = self.say(request)[: request.max_tokens]
-        spans = (WeightSpan(0, 0, len(tokens)),)
+        spans = (WeightSpan(self.version, 0, len(tokens)),)
         reason = "stop" if tokens[-1] == END else "length"
         completion = Completion(tokens, tuple(-1.0 - i for i in range(len(tokens))), reason, spans)
         asyncio.get_running_loop().call_soon(self.gateway.take_turn, request.id, completion)

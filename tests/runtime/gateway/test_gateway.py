@@ -13,6 +13,7 @@ import pytest
 
 from rlplan.runtime.environments.conversation import FINAL, MAX_TURNS
 from rlplan.runtime.processes.machine_speed import scale_seconds
+from rlplan.runtime.rollout.experience import WeightSpan
 from tests.runtime.environments.chat_policy import ids
 from tests.runtime.gateway.scripted import CONTEXT, SAID, LiveGateway, list_open_files, make_request, open_gateway
 
@@ -37,6 +38,7 @@ def test_a_conversation_that_grows_is_one_sample_whose_tokens_are_never_encoded_
             reply = await client.chat.completions.create(model="policy", messages=messages)
             assert reply.choices[0].message.content == "ab"
             assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("stop", 3)
+            live.version += 1  # a weight sync between two turns
             messages += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "c"}]
         live.end(NAME, answer="ab")
         observed = ids("<user>", "c", "<end>", "<assistant>")
@@ -45,6 +47,7 @@ def test_a_conversation_that_grows_is_one_sample_whose_tokens_are_never_encoded_
         assert completion.tokens == (*SAID, *observed, *SAID, *observed, *SAID)
         assert completion.observed == ((3, 7), (10, 14))
         assert completion.logprobs == (-1.0, -2.0, -3.0) * 3
+        assert completion.spans == (WeightSpan(0, 0, 3), WeightSpan(1, 7, 10), WeightSpan(2, 14, 17))
         assert completion.branches == ()
         assert (completion.num_turns, completion.answer, completion.failure) == (3, "ab", "")
         assert live.asked[2].prompt == (*PROMPT, *completion.tokens[:14])
