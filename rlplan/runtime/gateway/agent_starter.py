@@ -9,6 +9,7 @@ each agent that has ended.
 """
 
 import ctypes
+import gc
 import json
 import math
 import os
@@ -125,6 +126,9 @@ def describe_agent(agent: str | list[str]) -> dict[str, str]:
     os.environ.setdefault("OPENAI_API_KEY", "set for each rollout")
     try:
         is_there = callable(getattr(load_file(path, "job_agent"), name, None))
+        with suppress(Exception):  # a client imports much when it is first used: once here, not in each fork
+            sys.modules["openai"].OpenAI(api_key="-").chat.completions.create  # noqa: B018
+        gc.freeze()  # forks share these objects' memory as long as no collection visits them
     except BaseException as error:  # a job's file may raise SystemExit
         return {"error": f"{type(error).__name__}: {str(error)[:500]}", "where": agent}
     return {} if is_there else {"error": f"there is no function '{name}' in {path}", "where": agent}

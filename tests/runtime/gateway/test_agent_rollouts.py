@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from rlplan.runtime.environments.pool import describe_environment
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import FinishedRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
+from tests.docs.documentation import ROOT
 from tests.runtime.environments.chat_policy import Script, ids
 from tests.runtime.gateway.scripted import SAID, make_request, open_rollouts
 from tests.waiting import orphans_come_here, own_processes, wait_until
@@ -185,3 +188,31 @@ def _prompt_at(place: int) -> Any:
     from tests.runtime.environments.chat_policy import chat_prompt
 
     return replace(chat_prompt(), columns=json.dumps({"place": place}))
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.runtime.environments.chat_policy import Script
+from tests.runtime.gateway.scripted import SAID, make_request, open_rollouts
+
+AGENT = '''
+import subprocess, time
+def run(prompt):
+    subprocess.Popen(["sleep", "602"], start_new_session=True)
+    open("FOLDER/begun", "w").close()
+    time.sleep(600)
+'''
+with open_rollouts(Path(sys.argv[1]), Script(SAID), AGENT.replace("FOLDER", sys.argv[1])) as rollouts:
+    rollouts.generate([make_request()], 600.0)
+"""
+
+
+def test_nothing_is_left_of_a_driver_that_was_killed(tmp_path: Path) -> None:
+    with orphans_come_here():
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=ROOT)
+        wait_until(lambda: (tmp_path / "begun").exists(), 60)
+        assert len(own_processes()) >= 5  # driver, gateway, chats, starter, agent and what it left
+        driver.kill()
+        driver.wait()
+        wait_until(lambda: not own_processes(), 30)
