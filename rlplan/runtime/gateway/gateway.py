@@ -41,6 +41,9 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 MAX_BODY_BYTES = 8 << 20
 """Most bytes of a request; larger ones are answered with status 413."""
 MAX_LINE_BYTES = 1 << 28
+MAX_REFUSALS = 100
+"""Refused calls after which an agent is ended: it may repeat them forever."""
+MAX_CALLS_AT_ONCE = 256
 WATCH_S = 0.25
 """Seconds between two looks at agents that do nothing."""
 _REQUEST, _COMPLETION = TypeAdapter(RolloutRequest), TypeAdapter(Completion)
@@ -56,11 +59,14 @@ class _Open:
     session: AgentSession
     key: str
     active_s: float
-    """When the agent last began to wait for an answer, or got one."""
+    """When the agent last got an answer of the policy, or began."""
+    num_waiting: int = 0
+    """Calls of the policy that are being answered."""
+    num_refusals: int = 0
     turns: set[str] = field(default_factory=set)
     """Turns that the engine still generates."""
     handlers: set["asyncio.Task[Any]"] = field(default_factory=set)
-    """Tasks that answer its requests."""
+    """Tasks that answer its requests of all kinds."""
     outcome: Outcome | None = None
     """How the agent ended; None while it runs."""
 
@@ -130,13 +136,17 @@ class Gateway:
         while True:
             await asyncio.sleep(WATCH_S)
             now, timeout_s = time.monotonic(), self.spec.timeout_s
-            for entry in [entry for entry in self._keys.values() if not entry.handlers]:
+            for entry in [entry for entry in self._keys.values() if not entry.num_waiting]:
                 # Many agents may start at once, and import their packages: that is no part of the job's limit.
                 limit_s = timeout_s if entry.session.num_turns else timeout_s + self.start_s
                 if now - entry.active_s > limit_s:
                     why = f"timeout: the agent neither called the policy nor ended within {timeout_s:g} s"
-                    self.send("kill", entry.session.name, None)
-                    self.end_agent(entry.session.name, Outcome(failure=why))
+                    self._end(entry, why)
+
+    def _end(self, entry: _Open, why: str) -> None:
+        """End an agent that does not end by itself."""
+        self.send("kill", entry.session.name, None)
+        self.end_agent(entry.session.name, Outcome(failure=why))
 
     def close(self) -> None:
         self._encoding.shutdown(wait=False, cancel_futures=True)
@@ -157,6 +167,8 @@ class Gateway:
             if entry is None or task is None:
                 why = "this API key belongs to no running rollout: send the agent's OPENAI_API_KEY as a bearer token"
                 raise ApiError(401, why, "invalid_api_key")
+            if len(entry.handlers) >= MAX_CALLS_AT_ONCE:
+                raise ApiError(429, f"an agent has at most {MAX_CALLS_AT_ONCE} requests at once", "rate_limit_exceeded")
             entry.handlers.add(task)
             request[ENTRY] = entry
             try:
@@ -165,8 +177,11 @@ class Gateway:
                 return await handler(request)
             finally:
                 entry.handlers.discard(task)
-                entry.active_s = time.monotonic()
         except ApiError as error:
+            if entry is not None:
+                entry.num_refusals += 1
+                if entry.num_refusals > MAX_REFUSALS:
+                    self._end(entry, f"the agent went on after {MAX_REFUSALS} refused calls, such as: {error}")
             return web.json_response(error.body, status=error.status)
         except web.HTTPException as error:
             why = "the body has more than 8 MiB" if error.status == 413 else f"{request.path}: {error.reason}"
@@ -202,7 +217,7 @@ class Gateway:
             names = ", ".join(self.spec.model_names)
             why = f"there is no model '{call.model[:100]}'; use one of: {names} (rollout.environment.model_names)"
             raise ApiError(404, why, "model_not_found", "model")
-        turn = session.begin_turn(call)
+        turn, entry.num_waiting = session.begin_turn(call), entry.num_waiting + 1
         try:
             asked = await self._encode(session, turn, call)
             completion = await self._generate(entry, asked)
@@ -210,7 +225,7 @@ class Gateway:
                 raise ConnectionResetError
             message = session.finish_turn(turn, completion, call, self.words)
         finally:
-            turn.branch.is_busy = False
+            turn.branch.is_busy, entry.num_waiting, entry.active_s = False, entry.num_waiting - 1, time.monotonic()
         reply = Reply(f"cmpl-{asked.id}", call, message, completion, len(asked.prompt))
         if not call.stream:
             return web.json_response(reply.write())

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,23 @@ def test_an_agent_that_does_nothing_is_ended_and_one_that_waits_for_the_policy_i
         assert (await call).choices[0].message.content == "ab"
 
     play(tmp_path, test, timeout_s=0.5)
+
+
+def test_an_agent_that_repeats_refused_calls_forever_is_ended(tmp_path: Path) -> None:
+    async def test(live: LiveGateway) -> None:
+        client = live.begin(make_request())
+
+        async def repeat() -> None:
+            while True:
+                with suppress(openai.NotFoundError):
+                    await client.chat.completions.create(model="gpt-4o", messages=[USER])
+
+        with pytest.raises((openai.AuthenticationError, openai.APIConnectionError)):
+            await repeat()
+        assert live.killed == [NAME]
+        assert live.finished[NAME].failure.startswith("the agent went on after 100 refused calls")
+
+    play(tmp_path, test)
 
 
 def test_a_body_that_never_ends_is_refused(tmp_path: Path) -> None:
