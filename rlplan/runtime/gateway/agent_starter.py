@@ -25,6 +25,7 @@ from typing import Any
 from rlplan.runtime.environments.protocols import call_by_name
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent, list_child_processes
+from rlplan.runtime.processes.limits import raise_open_files
 from rlplan.runtime.processes.line_process import describe_exit
 from rlplan.runtime.processes.safe_path import load_file
 
@@ -201,6 +202,7 @@ def _kill_group(pid: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    raise_open_files()
     # What leaves its agent's process group stays below this process, which kills it at the end.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     agent_of_job, to_driver = json.loads(sys.argv[1]), AnswerChannel()

@@ -32,6 +32,7 @@ from rlplan.runtime.gateway.agent_session import AgentSession, Outcome, Turn
 from rlplan.runtime.gateway.openai_api import ApiError, Call, ChatCall, Reply, TextCall, list_models, parse_call
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.limits import raise_open_files
 from rlplan.runtime.processes.line_process import START_S
 from rlplan.runtime.processes.machine_speed import scale_seconds
 from rlplan.runtime.rollout.experience import Completion, RolloutRequest
@@ -300,4 +301,5 @@ async def serve(setting: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    raise_open_files()
     asyncio.run(serve(json.loads(sys.argv[1])))

@@ -84,7 +84,8 @@ class Call(BaseModel):
     stream: bool | None = False
     stream_options: dict[str, bool] | None = None
     n: One = 1
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    """Only `none` has an effect: a call that is forced would not be the policy's own."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
 
     def read_messages(self) -> list[Message]:

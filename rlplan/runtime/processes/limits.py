@@ -14,3 +14,9 @@ def limit_memory(more: int) -> None:
     limit = mapped + more if hard == resource.RLIM_INFINITY else min(hard, mapped + more)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def raise_open_files() -> None:
+    """Allow this process as many open files as it may have; shells allow 1,024, and a connection is one."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
