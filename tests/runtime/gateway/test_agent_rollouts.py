@@ -89,7 +89,7 @@ def run(prompt, place):
 def test_agents_that_fail_hang_or_leave_something_behind_end_their_rollouts_and_nothing_is_left(tmp_path: Path) -> None:
     with orphans_come_here(), open_rollouts(tmp_path, Script(SAID), UNRELIABLE, timeout_s=2.0) as rollouts:
         places = {f"generate/1/{place}": place for place in range(6)}
-        rollouts.prompt_of = lambda name: _prompt_at(places[name])
+        rollouts.prompt_of = lambda name: make_prompt(places[name])
         finished, _ = rollouts.generate([make_request(place) for place in range(6)], 60.0)
         children = own_processes()
     failures = [each.completions[0].failure for each in finished]
@@ -182,7 +182,7 @@ def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _prompt_at(place: int) -> Any:
+def make_prompt(place: int) -> Any:
     from dataclasses import replace
 
     from tests.runtime.environments.chat_policy import chat_prompt

@@ -100,6 +100,6 @@ def test_python_files_of_a_command_are_found_beside_the_job() -> None:
 
 
 def test_the_verdict_names_what_agents_add() -> None:
-    (turns, memory, waiting) = list_uncounted(agent_job(), [])
-    assert "turns 2 to 4" in turns
+    later, memory, waiting = list_uncounted(agent_job(), [])
+    assert later.startswith("turns 2 to 4")
     assert (memory, waiting) == ("the memory of agents", "waiting for the agent (at most 10 s per answer)")

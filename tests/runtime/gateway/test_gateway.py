@@ -60,12 +60,12 @@ def test_a_conversation_that_grows_is_one_sample_whose_tokens_are_never_encoded_
 def test_a_changed_history_is_a_branch_with_a_prompt_of_its_own(tmp_path: Path) -> None:
     async def test(live: LiveGateway) -> None:
         client = live.begin(make_request())
-        said = {"role": "assistant", "content": "ab"}
+        answer = {"role": "assistant", "content": "ab"}
         for messages in (
             [USER],
-            [USER, said, USER],
-            [USER, {**said, "content": "b"}, USER],
-            [USER, said, {**USER, "content": "c"}],
+            [USER, answer, USER],
+            [USER, {**answer, "content": "b"}, USER],
+            [USER, answer, {**USER, "content": "c"}],
         ):
             await client.chat.completions.create(model="policy", messages=messages)
         live.end(NAME)
@@ -138,8 +138,8 @@ def test_a_stream_says_the_same_as_an_answer_in_one_piece(tmp_path: Path) -> Non
 def test_completions_of_texts_and_tokens_continue_what_they_begin_with(tmp_path: Path) -> None:
     async def test(live: LiveGateway) -> None:
         client = live.begin(make_request())
-        said = await client.completions.create(model="policy", prompt="c")
-        assert said.choices[0].text == "ab"
+        reply = await client.completions.create(model="policy", prompt="c")
+        assert reply.choices[0].text == "ab"
         await client.completions.create(model="policy", prompt="cabd")
         await client.completions.create(model="policy", prompt=[*ids("e")])
         chunks = [
