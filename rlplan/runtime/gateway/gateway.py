@@ -173,8 +173,6 @@ class Gateway:
             entry.handlers.add(task)
             request[ENTRY] = entry
             try:
-                async with asyncio.timeout(self.spec.timeout_s):
-                    await request.read()
                 return await handler(request)
             finally:
                 entry.handlers.discard(task)
@@ -187,9 +185,6 @@ class Gateway:
         except web.HTTPException as error:
             why = "the body has more than 8 MiB" if error.status == 413 else f"{request.path}: {error.reason}"
             return web.json_response(ApiError(error.status, why).body, status=error.status)
-        except TimeoutError:
-            why = f"the request was not sent within {self.spec.timeout_s:g} s (rollout.environment.timeout_s)"
-            return web.json_response(ApiError(400, why).body, status=400)
         except ConnectionError:
             raise  # the client is gone
         except Exception as error:
@@ -231,11 +226,10 @@ class Gateway:
         if not call.stream:
             return web.json_response(reply.write())
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        async with asyncio.timeout(self.spec.timeout_s):
-            await response.prepare(request)
-            for event in reply.write_events():
-                await response.write(event)
-            await response.write_eof()
+        await response.prepare(request)
+        for event in reply.write_events():
+            await response.write(event)
+        await response.write_eof()
         return response
 
     async def _encode(self, session: AgentSession, turn: Turn, call: Call) -> RolloutRequest:
@@ -256,7 +250,8 @@ class Gateway:
         return ChatTurns(self.policy, self.words, has_tools=True)
 
     async def _generate(self, entry: _Open, request: RolloutRequest) -> Completion:
-        self._turns[request.id] = future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._turns[request.id] = future
         entry.turns.add(request.id)
         self.send("turn", request.id, asdict(request))
         return await future
