@@ -85,12 +85,15 @@ class LiveGateway:
 
     def begin(self, request: RolloutRequest, sample: int = 0) -> AsyncOpenAI:
         """Begin a rollout; a client for its agent."""
-        session = AgentSession(request, sample, self.gateway.spec, CONTEXT)
-        self.gateway.begin(session)
-        of_agent = self.variables[session.name]
-        client = AsyncOpenAI(base_url=of_agent["OPENAI_BASE_URL"], api_key=of_agent["OPENAI_API_KEY"], max_retries=0)
+        client = AsyncOpenAI(base_url=self.gateway.address, api_key=self.open(request, sample), max_retries=0)
         self.clients.append(client)
         return client
+
+    def open(self, request: RolloutRequest, sample: int = 0) -> str:
+        """Begin a rollout; the key of its agent."""
+        session = AgentSession(request, sample, self.gateway.spec, CONTEXT)
+        self.gateway.begin(session)
+        return self.variables[session.name]["OPENAI_API_KEY"]
 
     def end(self, name: str, **outcome: Any) -> None:
         self.gateway.end_agent(name, Outcome(**outcome))

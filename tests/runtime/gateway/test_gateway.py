@@ -24,9 +24,9 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 NAME = "generate/1/0#0"
 
 
-def play(folder: Path, test: Callable[[LiveGateway], Awaitable[None]], **options: Any) -> None:
+def play(folder: Path, test: Callable[[LiveGateway], Awaitable[None]], within_s: float = 60.0, **options: Any) -> None:
     async def run() -> None:
-        async with asyncio.timeout(scale_seconds(60)), open_gateway(folder, **options) as live:
+        async with asyncio.timeout(scale_seconds(within_s)), open_gateway(folder, **options) as live:
             await test(live)
 
     asyncio.run(run())
@@ -343,3 +343,42 @@ def test_nothing_is_left_of_ended_rollouts(tmp_path: Path) -> None:
         assert max(len(request.prompt) + request.max_tokens for request in live.asked) <= CONTEXT
 
     play(tmp_path, test)
+
+
+@pytest.mark.nightly
+def test_2000_conversations_at_once_lose_nothing_and_memory_stays_flat(tmp_path: Path) -> None:
+    count, sizes = 2000, []
+    observed = ids("<user>", "c", "<end>", "<assistant>")
+
+    async def talk(live: LiveGateway, web: aiohttp.ClientSession, place: int) -> None:
+        key, messages = live.open(make_request(place)), [USER]
+        for _ in range(3):
+            content = {"model": "policy", "messages": messages}
+            url, headers = f"{live.gateway.address}/chat/completions", {"Authorization": f"Bearer {key}"}
+            async with web.post(url, json=content, headers=headers) as answer:
+                message = (await answer.json())["choices"][0]["message"]
+            messages = [*messages, message, {"role": "user", "content": "c"}]
+        live.end(f"generate/1/{place}#0")
+
+    async def test(live: LiveGateway) -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as web:
+            for wave in range(4):
+                live.is_held = True
+                talks = [asyncio.create_task(talk(live, web, count * wave + place)) for place in range(count)]
+                while len(live.asked) < count:  # all of them wait for their first turn
+                    await asyncio.sleep(0.1)
+                live.release()
+                await asyncio.gather(*talks)
+                await asyncio.sleep(0.1)
+                assert len(live.finished) == count
+                assert {completion.tokens for completion in live.finished.values()} == {
+                    (*SAID, *observed, *SAID, *observed, *SAID)
+                }
+                assert len(live.asked) == 3 * count
+                live.finished.clear()
+                live.asked.clear()
+                live.variables.clear()
+                sizes.append(int(Path("/proc/self/statm").read_text().split()[1]))
+
+    play(tmp_path, test, within_s=600.0, timeout_s=600.0)
+    assert sizes[3] <= 1.1 * sizes[1]
