@@ -23,7 +23,7 @@ PLACEHOLDER = "rlplan's stand-in for a turn"
 class ChatTurns:
     """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process.
 
-    has_tools: whether calls may name tools although `tools` is empty.
+    has_tools: whether `tools` may change.
     """
 
     def __init__(
@@ -38,19 +38,17 @@ class ChatTurns:
         for role in roles:
             self.encode_between([{"role": role, "name": "tool", "content": "said"}], None)
 
-    def encode_prompt(self, chat: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        """Tokens of a chat up to the policy's next turn. tools: other tools than the job's. Raises: SpecError."""
-        return self.words.tokens(self.text.render([chat], self.tools if tools is None else tools)[0])
+    def encode_prompt(self, chat: Sequence[Message]) -> list[int]:
+        """Tokens of a chat up to the policy's next turn. Raises: SpecError."""
+        return self.words.tokens(self.text.render([chat], self.tools)[0])
 
-    def encode_between(
-        self, messages: Sequence[Message], last: int | None, tools: Sequence[Any] | None = None
-    ) -> list[int]:
+    def encode_between(self, messages: Sequence[Message], last: int | None) -> list[int]:
         """Tokens of messages with the template's tokens around them. last: final token of the policy's turn.
 
-        tools: other tools than the job's. Raises: SpecError when the template fails.
+        Raises: SpecError when the template fails.
         """
         turn = [{"role": "user", "content": "said"}, {"role": "assistant", "content": PLACEHOLDER}]
-        (rendered,) = self.text.render([[*turn, *messages]], self.tools if tools is None else tools)
+        (rendered,) = self.text.render([[*turn, *messages]], self.tools)
         _, separator, after = rendered.partition(PLACEHOLDER)
         if not separator or PLACEHOLDER in after:
             raise SpecError(

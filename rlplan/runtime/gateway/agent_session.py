@@ -165,9 +165,10 @@ class AgentSession:
             return words.tokens(content, adds_special_tokens=not branch.num_turns)
         if chat is None:
             raise ApiError(400, "the policy has no chat template: use /v1/completions", "no_chat_template")
-        if branch.num_turns:
-            return chat.encode_between(turn.added, branch.tokens[-1], branch.tools)
-        return chat.encode_prompt(turn.added, branch.tools)
+        chat.tools = branch.tools
+        return (
+            chat.encode_between(turn.added, branch.tokens[-1]) if branch.num_turns else chat.encode_prompt(turn.added)
+        )
 
     def _refuse(self, limit: str, why: str, code: str = "context_length_exceeded") -> ApiError:
         self.refusal = limit

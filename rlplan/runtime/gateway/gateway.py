@@ -9,7 +9,6 @@ generate and finished rollouts. Left out: recording (agent_session.py), agents' 
 
 import asyncio
 import json
-import math
 import os
 import secrets
 import sys
@@ -29,7 +28,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.gateway.agent_session import AgentSession, Outcome, Turn
-from rlplan.runtime.gateway.openai_api import ApiError, Call, ChatCall, Reply, TextCall, list_models, parse_call
+from rlplan.runtime.gateway.openai_api import ApiError, Call, ChatCall, Reply, Reward, TextCall, parse_body
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.limits import raise_open_files
@@ -192,23 +191,18 @@ class Gateway:
             return web.json_response(ApiError(500, f"the gateway failed: {error!r}"[:500]).body, status=500)
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(list_models(self.spec.model_names, self.max_len))
+        fixed = {"object": "model", "created": 0, "owned_by": "rlplan", "max_model_len": self.max_len}
+        return web.json_response({"object": "list", "data": [{"id": name, **fixed} for name in self.spec.model_names]})
 
     async def _take_reward(self, request: web.Request) -> web.StreamResponse:
-        """Set the rollout's reward: {"reward": number}."""
-        try:
-            reward = json.loads(await request.read())["reward"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            reward = None
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise ApiError(400, 'the body is {"reward": NUMBER}, with a finite number', "invalid_value", "reward")
-        request[ENTRY].session.reward = float(reward)
+        reward = parse_body(Reward, await request.read()).reward
+        request[ENTRY].session.reward = reward
         return web.json_response({"reward": reward})
 
     async def _complete(self, kind: type[Call], request: web.Request) -> web.StreamResponse:
         """Let the policy answer a call of a kind."""
         entry = request[ENTRY]
-        call, session = parse_call(kind, await request.read()), entry.session
+        call, session = parse_body(kind, await request.read()), entry.session
         if call.model not in self.spec.model_names:
             names = ", ".join(self.spec.model_names)
             why = f"there is no model '{call.model[:100]}'; use one of: {names} (rollout.environment.model_names)"

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -19,6 +19,7 @@ from rlplan.runtime.rollout.experience import Completion
 TEXT = "text"
 """Role of a prompt that is a text or token ids."""
 Message = dict[str, Any]
+Body = TypeVar("Body", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 StopText = Annotated[str, Field(max_length=256)]
 One = Literal[1] | None
@@ -136,8 +137,14 @@ class TextCall(Call):
         return [{"role": TEXT, "content": self.prompt}]
 
 
-def parse_call(kind: type[Call], text: bytes) -> Any:
-    """A call of a kind. Raises: ApiError with the first fault and its place."""
+class Reward(BaseModel):
+    """A request to /v1/reward."""
+
+    reward: float = Field(allow_inf_nan=False, strict=True)
+
+
+def parse_body(kind: type[Body], text: bytes) -> Body:
+    """A request of a kind. Raises: ApiError with the first fault and its place."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -220,12 +227,6 @@ class Reply:
     def _count(self) -> dict[str, int]:
         prompt, answer = self.num_prompt_tokens, len(self.completion.tokens)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-def list_models(names: Sequence[str], max_model_len: int) -> dict[str, Any]:
-    """The answer of /v1/models, with vLLM's `max_model_len`."""
-    fixed = {"object": "model", "created": 0, "owned_by": "rlplan", "max_model_len": max_model_len}
-    return {"object": "list", "data": [{"id": name, **fixed} for name in names]}
 
 
 def _parse_arguments(text: str) -> Any:

@@ -217,7 +217,7 @@ RAW = {
     "an unknown token": ("completions", b'{"model": "policy", "prompt": [57]}', 400, "tokens from 0 to 56"),
     "no tokens": ("completions", b'{"model": "policy", "prompt": []}', 400, "tokens from 0 to 56"),
     "another address": ("embeddings", b"{}", 404, "/v1/embeddings"),
-    "a reward of no number": ("reward", b'{"reward": NaN}', 400, "finite number"),
+    "a reward of no number": ("reward", b'{"reward": NaN}', 400, "reward: Input should be a finite number"),
 }
 
 
