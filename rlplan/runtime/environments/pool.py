@@ -88,7 +88,9 @@ def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
     """Start one process, read its description, and end it. Raises: SpecError when environment or tools are unusable."""
     child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
-        hello = child.describe_agent() if spec.agent is not None else child.start() and child.hello
+        if spec.agent is None:
+            child.start()
+        hello = child.hello if spec.agent is None else child.describe_agent()
     except NoAnswerError as error:
         hello = {"error": str(error)}
     finally:

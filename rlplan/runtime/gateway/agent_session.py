@@ -14,7 +14,7 @@ from typing import Any
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversation import CONTEXT, FAILED, FINAL, MAX_TURNS, Conversation
-from rlplan.runtime.environments.tool_calls import OK, split_calls
+from rlplan.runtime.environments.tool_calls import OK, ToolCall, split_calls
 from rlplan.runtime.gateway.openai_api import TEXT, ApiError, Call, Message, make_message
 from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -110,7 +110,8 @@ class AgentSession:
 
     def finish_turn(self, turn: Turn, completion: Completion, call: Call, words: TextTokenizer) -> Message:
         """Record a finished turn, and return its message."""
-        branch, text, calls = turn.branch, words.text(completion.tokens), []
+        branch, text = turn.branch, words.text(completion.tokens)
+        calls: list[ToolCall] = []
         if branch.tools and call.tool_choice != "none":
             marked = words.text(completion.tokens, keeps_special=True)
             names = [tool["function"]["name"] for tool in branch.tools]

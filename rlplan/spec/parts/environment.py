@@ -153,7 +153,8 @@ class EnvironmentSpec(Spec):
     def files(self) -> tuple[tuple[str, str], ...]:
         """(key, file) of each named file."""
         named = [("path", self.path)] * (self.path is not None) + [("tools", tool) for tool in self.tools]
-        named += [("agent", self.agent)] * isinstance(self.agent, str)
+        if isinstance(self.agent, str):
+            named.append(("agent", self.agent))
         files = [(key, str(path).rpartition(":")[0]) for key, path in named]
         files += [("agent", part) for part in self.command if _is_script(part)]
         files += [("mcp", place) for place in self.mcp if "://" not in place]
