@@ -83,7 +83,7 @@ class Call(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = False
-    stream_options: dict[str, bool] | None = None
+    stream_options: dict[str, Any] | None = None
     n: One = 1
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     """Only `none` has an effect: a call that is forced would not be the policy's own."""
@@ -128,13 +128,14 @@ class ChatCall(Call):
 class TextCall(Call):
     """A request to /v1/completions. prompt: a text or token ids."""
 
-    prompt: str | list[Annotated[int, Field(ge=0)]]
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)] | list[Annotated[int, Field(ge=0)]]
     best_of: One = None
     echo: Literal[False] | None = None
     logprobs: Literal[0] | None = None
 
     def read_messages(self) -> list[Message]:
-        return [{"role": TEXT, "content": self.prompt}]
+        is_listed = isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], str)
+        return [{"role": TEXT, "content": self.prompt[0] if is_listed else self.prompt}]
 
 
 class Reward(BaseModel):

@@ -140,7 +140,7 @@ def test_completions_of_texts_and_tokens_continue_what_they_begin_with(tmp_path:
         client = live.begin(make_request())
         reply = await client.completions.create(model="policy", prompt="c")
         assert reply.choices[0].text == "ab"
-        await client.completions.create(model="policy", prompt="cabd")
+        await client.completions.create(model="policy", prompt=["cabd"])
         await client.completions.create(model="policy", prompt=[*ids("e")])
         chunks = [
             c
