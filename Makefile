@@ -50,7 +50,7 @@ NIGHTLY_workers := tests/runtime/checkpoints tests/runtime/workers/trainer/test_
 NIGHTLY_runs := tests/runtime/device tests/runtime/driver tests/runtime/runs/test_algorithm_runs.py \
   tests/runtime/runs/test_role_runs.py tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
   tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \
-  tests/runtime/rewards tests/runtime/environments tests/runtime/sinks
+  tests/runtime/rewards tests/runtime/environments tests/runtime/gateway tests/runtime/sinks
 NIGHTLY_architectures := tests/runtime/admission tests/runtime/images tests/runtime/runs/test_architectures.py
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py

@@ -17,8 +17,9 @@ import torch
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.environments.chat import ChatTurns
-from rlplan.runtime.environments.conversations import Conversations
+from rlplan.runtime.environments.conversations import Conversations, MultiTurnRollouts
 from rlplan.runtime.environments.pool import EnvironmentPool
+from rlplan.runtime.gateway.agent_rollouts import AgentRollouts
 from rlplan.runtime.learning.mini_batch import assign_rollouts, assign_samples, make_train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.rewards.reward_pool import RewardPool
@@ -121,12 +122,14 @@ class InProcess:
         if Role.REFERENCE in job.frozen_roles:
             self.reference = Scorer("scorer/reference/0", job, Role.REFERENCE, 1)
             self.reference.start(job.policy.path)
-        self.talks: Conversations | None = None
-        if job.has_turns:
+        self.talks: MultiTurnRollouts | None = None
+        fleet: Any = PlainFleet(self._complete_turns)
+        if job.rollout.environment.agent is not None:
+            self.talks = AgentRollouts(fleet, job, self.requests.find_prompt, Path(os.devnull))
+        elif job.has_turns:
             pool = EnvironmentPool(job.rollout.environment, Path(os.devnull), self.prompts.environment)
             words, described = self.groups.words, self.prompts.environment
             chat = ChatTurns(Path(job.policy.path), words, described.schemas) if self.prompts.has_chats else None
-            fleet: Any = PlainFleet(self._complete_turns)
             self.talks = Conversations(fleet, pool, words, self.requests.find_prompt, chat, job.workload.max_prompt_len)
         self.next, self.steps_done = 0, 0
 
@@ -149,7 +152,7 @@ class InProcess:
             return self._pair_accuracy()
         completions = self._complete(self.requests.evaluation_requests())
         rollouts = [
-            Rollout(prompt, 0, completion, self.groups.words.text(completion.chosen))
+            Rollout(prompt, 0, completion, self.groups.text(completion))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
         ]
         self.reward_pool.judge(rollouts)

@@ -203,6 +203,7 @@ def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, .
     if job.has_rollouts and environment.is_given:
         if environment.max_turns > 1:
             words.append(f"turns 2 to {environment.max_turns} of a rollout and the prompts that grow with each turn")
+        words += ["the memory of agents"] * (environment.agent is not None)
         answers = [name for name, is_there in _ANSWERS if is_there(environment)]
         words.append(f"waiting for {' and '.join(answers)} (at most {environment.timeout_s:g} s per answer)")
     return tuple(words)
@@ -210,7 +211,8 @@ def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, .
 
 _ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
     ("tools", lambda environment: environment.has_tools),
-    ("the environment", lambda environment: environment.has_environment),
+    ("the environment", lambda environment: environment.has_environment and environment.agent is None),
+    ("the agent", lambda environment: environment.agent is not None),
 )
 
 

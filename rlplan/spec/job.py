@@ -161,6 +161,18 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _agents_share_advantages(self) -> Self:
+        declared = self.algorithm.declaration
+        differs = declared.has_value or declared.joins_rollouts or self.algorithm.has_kl_in_reward
+        if self.rollout.environment.agent is not None and (differs or self.algorithm.gamma != 1):
+            raise ValueError(
+                f"rollout.environment.agent: an agent's conversations share one advantage, which {self.algorithm.name} "
+                "with these settings does not have: use algorithm.name=grpo, with algorithm.gamma=1 and no KL in the "
+                "reward"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shuffled_rewards_are_used(self) -> Self:
         if self.controls.shuffle_rewards and self.algorithm.declaration.given == "answer":
             raise ValueError(

@@ -51,7 +51,8 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
-    game = {"environment": plan_example("multi-turn").job.rollout.environment}
+    environment = plan_example("multi-turn").job.rollout.environment
+    game = {"environment": environment.model_copy(update={"agent": ("true",)})}  # an agent has all metrics of turns
     job = plan_example("quickstart").job
     refilled = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})

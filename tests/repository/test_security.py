@@ -88,6 +88,11 @@ PROMISES = {
         "tests/runtime/processes/test_http_exchange.py::test_answers_in_drops_end_at_the_deadline",
         "tests/runtime/environments/test_mcp_tools.py::test_every_schema_is_evaluated_in_time",
     ),
+    "An agent reaches its own rollout alone.": (
+        "tests/runtime/gateway/test_gateway.py::test_bytes_that_are_no_request_are_refused_in_openai_s_format",
+        "tests/runtime/gateway/test_gateway.py::test_a_client_that_leaves_is_not_recorded_and_its_rollout_ends_when_the_engine_has",
+        "tests/runtime/gateway/test_agent_rollouts.py::test_agents_that_fail_hang_or_leave_something_behind_end_their_rollouts_and_nothing_is_left",
+    ),
     "`rlplan ui` is for one person on one machine.": (
         "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
         "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
@@ -119,6 +124,7 @@ def test_every_promise_is_tested() -> None:
 CODE = {
     "rewards": "rewards=[{{kind: function, path: '{file}:answer'}}]",
     "rollout.environment.path": "rollout.environment.path={file}:answer",
+    "rollout.environment.agent": "rollout.environment.agent={file}:answer",
     "rollout.environment.mcp": "rollout.environment.mcp=['{file}']",
     "algorithm.path": "algorithm={{path: '{file}:MINE', learning_rate: 1.0e-5}}",
 }

@@ -121,6 +121,8 @@ MCP_SERVER_BYTES = 56 * MIB
 """Bytes of a stdio MCP server, one per worker and file. Measured: 54.3 MiB (proportional), mcp 2.3.0, one tool."""
 URL_BYTES = 19 * MIB
 """Additional bytes of a worker that sends HTTP requests: urllib and TLS certificates. Measured: 17.8 MiB."""
+GATEWAY_BYTES = 84 * MIB
+"""Bytes of the gateway's process: aiohttp, pydantic, a tokenizer. Measured: 76 MiB with a small tokenizer."""
 CHAT_BYTES = 72 * MIB
 """Bytes of the process that renders chats: transformers' templates, a tokenizer. Measured: 67.1 MiB with a small
 tokenizer."""
@@ -195,15 +197,19 @@ def reward_bytes(reward: RewardSpec) -> int:
 def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
     """Bytes of all environment processes. worker_bytes: bytes of a worker that answers with a function.
 
-    Counts: rollout.environment.num_workers processes, each with its MCP servers over stdio, and one for chats.
+    Counts: rollout.environment.num_workers processes, each with its MCP servers over stdio, and one for chats; or the
+    gateway and one for chats, without the agents, which are the user's programs.
     Source: the constants above.
 
     >>> from types import SimpleNamespace as Some
-    >>> environment = Some(num_workers=2, has_tools=True, mcp=("codes.py", "https://example.org/mcp"), url=None)
+    >>> mcp = ("codes.py", "https://example.org/mcp")
+    >>> environment = Some(num_workers=2, has_tools=True, mcp=mcp, url=None, agent=None)
     >>> environment_bytes(Some(rollout=Some(environment=environment), data=None), 15 * MIB) // MIB
     258
     """
     environment, has_tools = job.rollout.environment, job.rollout.environment.has_tools
+    if environment.agent is not None:
+        return GATEWAY_BYTES + CHAT_BYTES
     has_chats = has_tools or (job.data is not None and job.data.system_prompt is not None)
     asks, speaks_mcp = environment.url is not None, bool(environment.mcp)
     num_servers = sum("://" not in place for place in environment.mcp)

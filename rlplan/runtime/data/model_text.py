@@ -37,10 +37,13 @@ TOKENIZER_RULE = "a tokenizer.json of the tokenizers library, which takes at mos
 
 
 class ModelText:
-    """See the module docstring; usable as a context manager. template: chat template of the folder, if chats occur."""
+    """See the module docstring; usable as a context manager. template: chat template of the folder, if chats occur.
+
+    is_usable: whether the process has answered everything so far.
+    """
 
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
-        self.folder = folder
+        self.folder, self.is_usable = folder, True
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         command = make_module_command("rlplan.runtime.data.model_text")
@@ -107,6 +110,7 @@ class ModelText:
         try:
             answer = self._exchange(request, seconds)
         except NoAnswerError as error:
+            self.is_usable = False  # a late answer would be taken for that to the next request
             raise self._make_error(f"{error}{self._read_last_words()}", is_chat=is_chat) from None
         if "error" in answer:
             raise self._make_error(str(answer["error"]), is_chat=is_chat)

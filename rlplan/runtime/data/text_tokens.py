@@ -26,6 +26,16 @@ class TextTokenizer:
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the vocabulary."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; a text of n tokens has at most n times as many."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
+
     def text(self, tokens: Sequence[int], *, keeps_special: bool = False) -> str:
         """Text of tokens, without special tokens unless `keeps_special`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not keeps_special))

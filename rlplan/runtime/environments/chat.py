@@ -21,12 +21,17 @@ PLACEHOLDER = "rlplan's stand-in for a turn"
 
 
 class ChatTurns:
-    """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process."""
+    """See the module docstring. tools: schemas of the tools that the policy may call. `close` ends the process.
 
-    def __init__(self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = ()) -> None:
+    has_tools: whether `tools` may change.
+    """
+
+    def __init__(
+        self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = (), *, has_tools: bool = False
+    ) -> None:
         self.folder, self.words, self.tools = folder, words, tools
         self.ends: Collection[int] = read_end_tokens(folder)
-        self.text = open_chats(folder, has_tools=bool(self.tools))
+        self.text = open_chats(folder, has_tools=has_tools or bool(self.tools))
 
     def check(self, roles: Collection[str]) -> None:
         """Check that the template accepts messages of these roles after the policy's turn. Raises: SpecError."""

@@ -81,25 +81,29 @@ class Conversation:
     def num_left(self) -> int:
         return self.request.max_tokens - len(self.tokens)
 
-    def make_next_request(self) -> RolloutRequest:
-        """The engine's request for the next turn."""
-        group = self.request
+    def make_next_request(self, turn: int | None = None, observation: Sequence[int] = ()) -> RolloutRequest:
+        """The engine's request for the next turn.
+
+        turn: number of the turn in the rollout, if the rollout has several conversations. observation: tokens that will
+        be appended before the turn.
+        """
+        group, turn = self.request, self.num_turns if turn is None else turn
         return RolloutRequest(
-            id=f"{self.name}.{self.num_turns}",
-            prompt=(*self.prompt.tokens, *self.tokens),
+            id=f"{self.name}.{turn}",
+            prompt=(*self.prompt.tokens, *self.tokens, *observation),
             num_samples=1,
             temperature=group.temperature,
-            seed=group.seed + self.sample + self.num_turns * TURN_STRIDE,
-            max_tokens=self.num_left,
+            seed=group.seed + self.sample + turn * TURN_STRIDE,
+            max_tokens=self.num_left - len(observation),
             session=group.id,
         )
 
-    def append_policy_turn(self, turn: Completion, text: str) -> None:
+    def append_policy_turn(self, turn: Completion, message: dict[str, Any]) -> None:
         first = len(self.tokens)
         self.tokens += turn.tokens
         self.logprobs += turn.logprobs
         self.spans += [WeightSpan(span.version, first + span.start, first + span.end) for span in turn.spans]
-        self.messages.append({"role": "assistant", "content": text})
+        self.messages.append(message)
         self.num_turns += 1
         self.finish_reason = turn.finish_reason
 

@@ -13,6 +13,7 @@ Left out: processes of environment and tools (pool.py); the value of rewards (re
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -42,38 +43,44 @@ ANSWER_S = 0.01
 """The same wait while answers of the environment are pending."""
 
 
-class Conversations:
-    """See the module docstring. It has the interface of a Fleet. prompt_of: maps a request id to its prompt.
+class MultiTurnRollouts(ABC):
+    """Rollouts of several turns, behind the interface of a Fleet. Subclasses start rollouts and advance their turns.
 
     The first part of a request's id is its kind (`generate/...`). Two threads may each wait for their own kind, because
     every call of `collect` advances all rollouts.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        pool: EnvironmentPool,
-        words: TextTokenizer,
-        prompt_of: Callable[[str], Prompt],
-        chat: ChatTurns | None = None,
-        max_prompt_len: int | None = None,
-    ) -> None:
-        """chat: renders prompts that are chats. max_prompt_len: limit of a prompt that the environment extended."""
-        self.fleet, self.pool, self.words, self.prompt_of = fleet, pool, words, prompt_of
-        self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
-        self._running: dict[str, Conversation] = {}
+    def __init__(self, fleet: Fleet, prompt_of: Callable[[str], Prompt]) -> None:
+        """prompt_of: maps a request id to its prompt."""
+        self.fleet, self.prompt_of = fleet, prompt_of
         self._finished: dict[str, dict[int, Completion]] = {}
         """Completions of each running request, by sample."""
         self._requests: dict[str, RolloutRequest] = {}
         self._ready: dict[str, list[FinishedRequest]] = {}
         """Finished requests by kind, until `collect` takes them."""
         self._unsent: list[RolloutRequest] = []
-        self._num_pending = 0
         self._lock = threading.RLock()
 
     @property
     def processes(self) -> tuple[str, ...]:
         return self.fleet.processes
+
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Ids of the processes beside the engines."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes beside the engines."""
+
+    @abstractmethod
+    def _begin(self, request: RolloutRequest, sample: int) -> None:
+        """Start one rollout of a request."""
+
+    @abstractmethod
+    def _advance_all(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
+        """Advance all rollouts; wait at most `max_wait_s` for a turn to end."""
 
     def pause(self, timeout_s: float) -> AbstractContextManager[None]:
         return self.fleet.pause(timeout_s)
@@ -83,9 +90,8 @@ class Conversations:
         with self._lock:
             for request in [request for request in requests if request.id not in self._requests]:
                 self._requests[request.id], self._finished[request.id] = request, {}
-                prompt = self.prompt_of(request.id)
                 for sample in range(request.num_samples):
-                    self._begin(Conversation(request, sample, prompt, _make_messages(prompt)))
+                    self._begin(request, sample)
             self._send(timeout_s)
 
     def collect(
@@ -117,6 +123,42 @@ class Conversations:
                 )
         return [finished[request.id] for request in requests], measurements
 
+    def _send(self, timeout_s: float) -> None:
+        """Send turns to the engines. If this fails, they stay queued for the next call."""
+        if self._unsent:
+            self.fleet.submit(self._unsent, timeout_s)
+            self._unsent = []
+
+    def _end_sample(self, name: str, sample: int, completion: Completion) -> None:
+        """Record a finished rollout; its request is ready once all of its samples are."""
+        samples = self._finished[name]
+        samples[sample] = completion
+        if len(samples) == self._requests[name].num_samples:
+            finished = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
+            self._ready.setdefault(_parse_kind(name), []).append(finished)
+            self.fleet.end_session(name)
+            del self._finished[name], self._requests[name]
+
+
+class Conversations(MultiTurnRollouts):
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pool: EnvironmentPool,
+        words: TextTokenizer,
+        prompt_of: Callable[[str], Prompt],
+        chat: ChatTurns | None = None,
+        max_prompt_len: int | None = None,
+    ) -> None:
+        """chat: renders prompts that are chats. max_prompt_len: limit of a prompt that the environment extended."""
+        super().__init__(fleet, prompt_of)
+        self.pool, self.words = pool, words
+        self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
+        self._running: dict[str, Conversation] = {}
+        self._num_pending = 0
+
     @property
     def pids(self) -> list[int]:
         """Ids of the environment's processes and of the process that renders chats."""
@@ -137,7 +179,8 @@ class Conversations:
         for turn in finished_turns:
             conversation = self._running[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
-            conversation.append_policy_turn(completion, self.words.text(completion.tokens))
+            message = {"role": "assistant", "content": self.words.text(completion.tokens)}
+            conversation.append_policy_turn(completion, message)
             self._answer_turn(conversation, completion)
         return measurements
 
@@ -146,14 +189,14 @@ class Conversations:
         self.pool.ask((conversation.name, key), question, session)
         self._num_pending += 1
 
-    def _begin(self, conversation: Conversation) -> None:
+    def _begin(self, request: RolloutRequest, sample: int) -> None:
         """Start a rollout: reset its environment if it is stateful, else request the first turn."""
+        prompt = self.prompt_of(request.id)
+        conversation = Conversation(request, sample, prompt, make_messages(prompt))
         self._running[conversation.name] = conversation
         if not self.described.is_stateful:
             return self._begin_turn(conversation)
-        prompt = conversation.prompt
-        row = {**json.loads(prompt.columns), "prompt": conversation.messages, "answer": prompt.answer}
-        return self._ask(conversation, "reset", {"reset": row}, is_shared=False)
+        return self._ask(conversation, "reset", {"reset": make_row(prompt)}, is_shared=False)
 
     def _answer_turn(self, conversation: Conversation, turn: Completion) -> None:
         """Request answers to a finished turn: from the tools that it calls, else from the environment."""
@@ -280,24 +323,17 @@ class Conversations:
             conversation.failure = answer.failure
         del self._running[conversation.name]
         self.pool.forget(conversation.name)
-        name = conversation.request.id
-        samples = self._finished[name]
-        samples[conversation.sample] = conversation.make_completion()
-        if len(samples) == conversation.request.num_samples:
-            finished = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
-            self._ready.setdefault(_parse_kind(name), []).append(finished)
-            self.fleet.end_session(name)
-            del self._finished[name], self._requests[name]
-
-    def _send(self, timeout_s: float) -> None:
-        """Send turns to the engines. If this fails, they stay queued for the next call."""
-        if self._unsent:
-            self.fleet.submit(self._unsent, timeout_s)
-            self._unsent = []
+        self._end_sample(conversation.request.id, conversation.sample, conversation.make_completion())
 
 
-def _make_messages(prompt: Prompt) -> list[Message]:
+def make_messages(prompt: Prompt) -> list[Message]:
+    """A prompt as chat messages."""
     return list(json.loads(prompt.chat)) if prompt.chat else [{"role": "user", "content": prompt.text}]
+
+
+def make_row(prompt: Prompt) -> dict[str, Any]:
+    """A prompt's row, as environments and agents see it: its columns, `prompt` (messages) and `answer`."""
+    return {**json.loads(prompt.columns), "prompt": make_messages(prompt), "answer": prompt.answer}
 
 
 def _parse_kind(request_id: str) -> str:

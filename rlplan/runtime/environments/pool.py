@@ -11,6 +11,7 @@ import json
 import math
 import os
 import queue
+import subprocess
 import threading
 import uuid
 from collections import Counter, deque
@@ -87,21 +88,24 @@ def describe_environment(spec: EnvironmentSpec) -> EnvironmentDescription:
     """Start one process, read its description, and end it. Raises: SpecError when environment or tools are unusable."""
     child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
-        child.start()
-        hello = child.hello
+        if spec.agent is None:
+            child.start()
+        hello = child.hello if spec.agent is None else child.describe_agent()
     except NoAnswerError as error:
         hello = {"error": str(error)}
     finally:
         child.kill()
     if "error" in hello:
-        key = hello.get("key", "path" if spec.path else "tools")
-        kind = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
+        key = hello.get("key", "agent" if spec.agent is not None else "path" if spec.path else "tools")
+        kind = {"tools": "tool", "mcp": "MCP server", "agent": "agent"}.get(key, "environment")
         raise SpecError(
             f"the {kind} cannot be used: {hello['error']}",
             where=f"rollout.environment.{key}: {hello.get('where', spec.path or ', '.join(spec.tools))}",
             rule=hello.get("rule", "a Python file that loads, and a function or class in it"),
             way_out=hello.get("way_out", "correct it; docs/runtime/environments.md lists the supported forms"),
         )
+    if spec.agent is not None:
+        return NOTHING
     names = [schema["function"]["name"] for schema in hello["schemas"]]
     if len(set(names)) < len(names):
         raise SpecError(
@@ -229,6 +233,12 @@ class _Child:
         if "error" in self.hello and not self.describes:
             raise NoAnswerError(str(self.hello["error"]))
         return process
+
+    def describe_agent(self) -> dict[str, Any]:
+        """Let the process that starts agents load the agent's file. Raises: NoAnswerError."""
+        command = make_module_command("rlplan.runtime.gateway.agent_starter", json.dumps(self.spec.agent))
+        self.process = LineProcess(command, subprocess.DEVNULL, MAX_ANSWER_BYTES)
+        return dict(self.process.receive(make_start_deadline())["lines"])
 
     def kill(self) -> None:
         """End the process and its process group."""

@@ -35,24 +35,29 @@ class ToolCall:
 
 
 def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall]:
-    """The calls in a turn, in order. names: names of the available tools.
+    """The calls in a turn, in order. names: names of the available tools."""
+    return split_calls(text, pattern, names)[1]
 
-    >>> turn = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "ad'
-    >>> [(call.name, call.fault) for call in read_calls(turn, r"<tool_call>(.*?)(?:</tool_call>|$)", ["add"])]
-    [('add', ''), ('', 'not_json')]
+
+def split_calls(text: str, pattern: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
+    """(text before the first call, the calls in a turn in order). names: names of the available tools.
+
+    >>> turn = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "ad'
+    >>> before, calls = split_calls(turn, r"<tool_call>(.*?)(?:</tool_call>|$)", ["add"])
+    >>> before, [(call.name, call.fault) for call in calls]
+    ('So: ', [('add', ''), ('', 'not_json')])
     """
     import regex  # a dry run needs it not
 
     try:
-        matches = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
-        groups = [match.group(1) or "" for match in matches]
+        matches = [*regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)]
     except TimeoutError:
-        return [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
-    calls = [call for group in groups for call in _parse_calls(group, names)]
+        return text, [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
+    calls = [call for match in matches for call in _parse_calls(match.group(1) or "", names)]
     if beyond := len(calls[MAX_CALLS:]):
         why = f"{beyond} calls after the first {MAX_CALLS} of the turn were ignored"
         calls[MAX_CALLS:] = [ToolCall("", fault=TOO_MANY, why=why)]
-    return calls
+    return text[: matches[0].start()] if matches else text, calls
 
 
 def _parse_calls(text: str, names: Collection[str]) -> Iterator[ToolCall]:
@@ -72,10 +77,10 @@ def _parse_call(call: Any, names: Collection[str]) -> ToolCall:
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
         return ToolCall("", fault=NOT_JSON, why="a call must be an object with name and arguments")
+    arguments = call.get("arguments", call.get("parameters", {}))
     if name not in names:
         why = f"there is no tool {name[:80]}; available tools: {', '.join(sorted(names))}"
-        return ToolCall(name, fault=UNKNOWN, why=why)
-    arguments = call.get("arguments", call.get("parameters", {}))
+        return ToolCall(name, arguments if isinstance(arguments, dict) else {}, fault=UNKNOWN, why=why)
     if not isinstance(arguments, dict):
         return ToolCall(name, fault=WRONG, why="arguments must be an object")
     return ToolCall(name, arguments)

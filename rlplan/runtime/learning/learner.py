@@ -23,7 +23,7 @@ from rlplan.runtime.learning.mini_batch import (
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
-from rlplan.runtime.rollout.experience import Rollout, TeacherTokens
+from rlplan.runtime.rollout.experience import Rollout, TeacherTokens, add_branches
 from rlplan.runtime.workers.typed_calls import TRAINER, bind_call
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
@@ -41,6 +41,7 @@ class Learner:
     def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
         """Score rollouts with a role; its processes get contiguous shares."""
         ranks_per_pass = self._ranks_per_pass(action)
+        wanted = wanted if action.role is Role.REWARD else add_branches(wanted)
         shares = _split_contiguously(wanted, len(action.processes) // ranks_per_pass)
         sequences = [[self._readers.make_sequence(action.role, rollout) for rollout in share] for share in shares]
         results, measurements = self.worker_group.everywhere(
@@ -74,6 +75,7 @@ class Learner:
         compute = find_advantage(self.job.algorithm)
         for rollout, judged in zip(rollouts, compute(rollouts, self.job.algorithm), strict=True):
             rollout.advantage, rollout.advantages, rollout.returns = judged.whole, judged.advantages, judged.returns
+            share_advantage(rollout)
         self.metrics.add_rewards(rollouts)
 
     def train_forward_backward(
@@ -84,7 +86,7 @@ class Learner:
         is_on_policy: whether the rollouts were sampled from the weights that the first mini-batch trains.
         """
         index = action.mini_batch or 0
-        trained = select_mini_batch(rollouts, index, self.job, step)
+        trained = add_branches(select_mini_batch(rollouts, index, self.job, step))
         batch = [make_train_sample(rollout, is_first_update=not index) for rollout in trained]
         ranks_per_pass = self._ranks_per_pass(action)
         num_shares = len(action.processes) // ranks_per_pass
@@ -126,6 +128,13 @@ class Learner:
     def _ranks_per_pass(self, action: Action) -> int:
         """Number of consecutive processes of an action that compute each pass together."""
         return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
+
+
+def share_advantage(rollout: Rollout) -> None:
+    """Give a rollout's branches its advantage, which is the same for all of its tokens (spec/job.py)."""
+    for branch in rollout.branches:
+        branch.advantage, branch.has_failed = rollout.advantage, rollout.has_failed
+        branch.advantages = (next(iter(rollout.advantages), 0.0),) * len(branch.completion.logprobs)
 
 
 def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:

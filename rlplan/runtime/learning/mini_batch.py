@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from rlplan.runtime.learning.packing import balance_by_length, pack_shares
-from rlplan.runtime.rollout.experience import Rollout, TrainSample
+from rlplan.runtime.rollout.experience import Rollout, TrainSample, add_branches
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
@@ -98,7 +98,7 @@ def assign_rollouts(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: in
     """
     ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
     for index in range(job.workload.mini_batches_per_epoch):
-        batch = select_mini_batch(rollouts, index, job, step=0)
+        batch = add_branches(select_mini_batch(rollouts, index, job, step=0))
         samples = [make_train_sample(rollout) for rollout in batch]
         shares = _assign_indices(samples, _group_samples(samples, job), job, num_ranks)
         for passes, packs in zip(ranks, shares, strict=True):

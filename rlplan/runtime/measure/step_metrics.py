@@ -15,7 +15,7 @@ from rlplan.runtime.environments.conversation import CONTEXT, MAX_TURNS
 from rlplan.runtime.environments.tool_calls import OUTCOMES
 from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, merge_differences
 from rlplan.runtime.rewards.verdict import EXHAUSTED
-from rlplan.runtime.rollout.experience import Rollout
+from rlplan.runtime.rollout.experience import Rollout, add_branches
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype, Role
 
@@ -51,7 +51,7 @@ class StepMetrics:
 
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-        self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
+        self.num_tokens += sum(len(sequence.completion.logprobs) for sequence in add_branches(rollouts))
         self.learning["response_len/mean"] = sum(lengths) / len(lengths)
         self.learning["response_len/max"] = max(lengths)
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
@@ -71,6 +71,9 @@ class StepMetrics:
         for reason in (MAX_TURNS, CONTEXT):
             ended = sum(completion.ended == reason for completion in completions)
             self.learning[f"environment/{reason}_fraction"] = ended / count
+        if self.job.rollout.environment.agent is not None:
+            branches = sum(len(completion.branches) for completion in completions)
+            self.learning["environment/branches_mean"] = branches / count
         calls = Counter(call for completion in completions for call in completion.calls)
         if self.job.rollout.environment.has_tools or calls:
             self.learning["tools/calls_mean"] = calls.total() / count

@@ -16,7 +16,7 @@ class AnswerChannel:
     """See the module docstring. Standard input becomes empty; printed text goes to standard error, or is discarded."""
 
     def __init__(self, *, discards_prints: bool = False) -> None:
-        self.requests, self._answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        self.requests, self.answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         if discards_prints:
@@ -28,4 +28,4 @@ class AnswerChannel:
         """Write one answer, cut off after `max_bytes`. Raises: TypeError, ValueError for values that JSON lacks."""
         left = memoryview(json.dumps(answer).encode()[:max_bytes] + b"\n")
         while left:
-            left = left[os.write(self._answers, left) :]
+            left = left[os.write(self.answers, left) :]

@@ -6,6 +6,7 @@ In: process ids. Out: psutil's processes. Left out: processes of other hosts, wh
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
@@ -23,6 +24,12 @@ def die_with_parent() -> None:
     Linux means the parent's thread: the thread that starts this process must live as long as the process is needed.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def raise_open_files() -> None:
+    """Allow this process as many open files as it may have; shells allow 1,024, and a connection is one."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def list_child_processes(known: Container[int] = ()) -> "list[psutil.Process]":

@@ -14,6 +14,7 @@ from rlplan.vocabulary import Role
 
 REWARD_MODEL = "reward_model"
 """Name of the reward model's score among a rollout's rewards."""
+NO_REWARD = "the agent reported no reward, and the job has none: return one, or post it to /v1/reward"
 OVERLONG = "overlong"
 """Name of the penalty for long responses among a rollout's rewards."""
 
@@ -32,15 +33,17 @@ def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
     """Add the environment's reward to each rollout. A rollout on which the environment failed is marked as failed."""
     environment = job.rollout.environment
     for rollout in rollouts if job.has_turns else ():
-        if environment.has_environment:
+        reports = environment.agent is None or rollout.completion.reward is not None
+        if environment.has_environment and reports:
             rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
             rollout.reward += environment.weight * rollout.rewards[ENVIRONMENT]
             rollout.turn_rewards = tuple(
                 (at, environment.weight * value) for at, value in rollout.completion.turn_rewards
             )
-        if rollout.completion.failure:
+        is_judged = reports or job.rewards or Role.REWARD in job.scored_roles
+        if failure := rollout.completion.failure or ("" if is_judged else NO_REWARD):
             rollout.has_failed, rollout.num_ignored = True, len(rollout.completion.logprobs)
-            rollout.failure = rollout.failure or rollout.completion.failure
+            rollout.failure = rollout.failure or failure
 
 
 def _add_score(rollout: Rollout, job: ResolvedJob) -> bool:

@@ -20,9 +20,10 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.data.text_tokens import read_end_tokens
 from rlplan.runtime.environments.chat import ChatTurns
-from rlplan.runtime.environments.conversations import Conversations
+from rlplan.runtime.environments.conversations import Conversations, MultiTurnRollouts
 from rlplan.runtime.environments.pool import EnvironmentPool, measure_resident_bytes
 from rlplan.runtime.environments.tool_calls import BY_THE_TOOL
+from rlplan.runtime.gateway.agent_rollouts import AgentRollouts
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.judge import Response
@@ -138,7 +139,7 @@ class Collector:
 
     def _watch_environment(self, step: int) -> None:
         """Record the memory of environment processes; raise alarms for masked rollouts and failed tool calls."""
-        if isinstance(self.generation, Conversations):
+        if isinstance(self.generation, MultiTurnRollouts):
             self.recorder.record_extra_process("environment", step, measure_resident_bytes(self.generation.pids))
         unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
         if unanswered:
@@ -163,7 +164,7 @@ class Collector:
                 add_reset_tokens(prompt, completion),
                 index,
                 completion,
-                text(completion.chosen),
+                text(completion.chosen) if completion.answer is None else completion.answer,
                 id=f"evaluate/{index}/{sample}",
             )
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
@@ -211,7 +212,7 @@ class Collector:
         if self.stream is not None:
             self.stream.close()
             self.stream.buffer.close()
-        if isinstance(self.generation, Conversations):
+        if isinstance(self.generation, MultiTurnRollouts):
             self.generation.close()
 
     def _build_stream(self) -> RolloutStream:
@@ -232,9 +233,13 @@ class Collector:
             ExperienceBuffer(*limits, folder),
         )
 
-    def _start_conversations(self) -> Conversations:
-        """Multi-turn generation: the engines, and the environment or tools that respond between the policy's turns."""
+    def _start_conversations(self) -> MultiTurnRollouts:
+        """Multi-turn generation: the engines, and the environment, tools or agent between the policy's turns."""
         log, described = self.recorder.folder / "logs" / "environment.log", self.prompts.environment
+        if self.job.rollout.environment.agent is not None:
+            agents = AgentRollouts(self.fleet, self.job, self.requests.find_prompt, log)
+            self.worker_group.pids_outside_ray = lambda: agents.pids
+            return agents
         pool = EnvironmentPool(self.job.rollout.environment, log, described)
         words, max_prompt_len = self.groups.words, self.job.workload.max_prompt_len
         chat = ChatTurns(Path(self.job.policy.path), words, described.schemas) if self.prompts.has_chats else None

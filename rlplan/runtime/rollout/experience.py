@@ -5,7 +5,7 @@ Left out: the buffer over steps (buffer.py).
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,9 @@ class RolloutRequest:
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
 
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion and are part of it, in addition to the job's."""
+
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
     """Indices of the policy's own tokens in a response. observed: (start, end) of an environment's tokens.
@@ -220,6 +223,12 @@ class Completion(Packed):
     experts: "np.ndarray[Any, Any] | None" = None
     """Experts that the engine's routers chose for prompt and response but the last token, with
     `rollout.replays_experts`: int16, [tokens, layers with experts, experts of a token]."""
+
+    answer: str | None = None
+    """An agent's answer, which rewards judge; None: they judge the text of the chosen tokens."""
+
+    branches: "tuple[Completion, ...]" = ()
+    """The rollout's other conversations, each with its own prompt; an agent that changes its messages starts one."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -299,10 +308,18 @@ class Rollout:
     failure: str = ""
     """Why computing the reward failed; empty if it succeeded."""
 
+    branches: "list[Rollout]" = field(default_factory=list)
+    """An agent's other conversations: they are trained on with this rollout's advantage."""
+
     @property
     def num_learned(self) -> int:
         """Number of response tokens that the loss learns from."""
         return 0 if self.has_failed else len(self.completion.logprobs) - self.num_ignored
+
+
+def add_branches(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """All sequences that are trained on: each rollout, followed by its branches."""
+    return [sequence for rollout in rollouts for sequence in (rollout, *rollout.branches)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlplan.runtime.data.text_tokens import TextTokenizer
-from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, add_branches
 from rlplan.spec.resolved import ResolvedJob
 
 Finished = tuple[int, Sequence[Completion]]
@@ -31,7 +31,7 @@ class Group:
 
     def place(self, index: int) -> None:
         """Make it the step's `index`-th group."""
-        for rollout in (*self.rollouts, *self.baselines):
+        for rollout in add_branches((*self.rollouts, *self.baselines)):
             rollout.group = index
 
 
@@ -59,14 +59,19 @@ class GroupMaker:
         return Group(number, rollouts[:num_samples], rollouts[num_samples:])
 
     def text(self, completion: Completion) -> str:
-        """Text of a completion, without tokens that a forced length added."""
+        """Text that rewards judge: an agent's answer, or the chosen tokens without those that a forced length added."""
+        if completion.answer is not None:
+            return completion.answer
         return self.words.text(completion.chosen[: self._count_tokens(completion)])
 
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
         learned, text = self._count_tokens(completion), self.text(completion)
         if self.job.algorithm.masks_truncated and completion.finish_reason == "length":
             learned = 0
-        return Rollout(add_reset_tokens(prompt, completion), 0, completion, text, len(completion.logprobs) - learned)
+        num_ignored, branches = len(completion.logprobs) - learned, completion.branches
+        rollout = Rollout(add_reset_tokens(prompt, completion), 0, completion, text, num_ignored)
+        rollout.branches = [self._rollout(prompt, branch) for branch in branches]
+        return rollout
 
     def _count_tokens(self, completion: Completion) -> int:
         """Number of tokens up to the first end-of-sequence token; a forced length continues after it."""

@@ -16,7 +16,7 @@ from typing import Any
 from rlplan.dataflow.schedule import AsyncRollouts
 from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.manifest import StreamState
-from rlplan.runtime.environments.conversations import Conversations
+from rlplan.runtime.environments.conversations import MultiTurnRollouts
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
@@ -52,7 +52,7 @@ class RolloutStream:
 
     def __init__(
         self,
-        fleet: Fleet | Conversations,
+        fleet: Fleet | MultiTurnRollouts,
         request_of: Callable[[int], RolloutRequest],
         async_rollouts: AsyncRollouts,
         settings: StreamSettings,

@@ -55,6 +55,11 @@ def _is_safe(address: str) -> str:
     return address
 
 
+def _is_script(part: str) -> bool:
+    """Whether a part of an agent's command is a Python file, whose path is relative to the job file."""
+    return len(part) > 3 and part.endswith(".py") and not part.startswith("-")
+
+
 def _is_server(place: str) -> str:
     return place if place.endswith(".py") and "://" not in place else _is_safe(place)
 
@@ -68,7 +73,7 @@ PythonPath = Annotated[str, AfterValidator(_names_something)]
 
 
 class EnvironmentSpec(Spec):
-    """The environment and tools of a rollout. Without either, a rollout has one turn."""
+    """The environment and tools, or the agent, of a rollout. Without any, a rollout has one turn."""
 
     path: PythonPath | None = None
     """FILE.py:NAME of a function that receives all turns, or of a class with one object per rollout."""
@@ -78,6 +83,13 @@ class EnvironmentSpec(Spec):
     """FILE.py:NAME of each function that the policy may call."""
     mcp: tuple[McpPlace, ...] = Field(default=(), max_length=16)
     """MCP servers whose tools the policy may call."""
+    agent: PythonPath | Annotated[tuple[str, ...], Field(min_length=1, max_length=64)] | None = None
+    """Program that calls the policy through an OpenAI endpoint: FILE.py:NAME of a function, or a list with a command
+    and its arguments."""
+    num_agents: int = Field(default=64, ge=1, le=4096)
+    """Agents that run at once; the rest queue."""
+    model_names: tuple[str, ...] = Field(default=("policy",), min_length=1, max_length=32)
+    """Model names by which agents may call the policy. Agents find the first one in OPENAI_MODEL."""
     call_pattern: str = r"<tool_call>((?:(?!</tool_call>).)*)"
     """Regular expression of tool calls in a turn. Its first group is JSON: an object with `name` and `arguments`, or a
     list of such objects."""
@@ -108,6 +120,8 @@ class EnvironmentSpec(Spec):
     def _is_one_environment(self) -> Self:
         if self.path is not None and self.url is not None:
             raise ValueError("path and url each name an environment, and a rollout has one")
+        if self.agent is not None and (self.path or self.url or self.has_tools):
+            raise ValueError("an agent has tools and an environment of its own: remove path, url, tools and mcp")
         return self
 
     @property
@@ -117,13 +131,18 @@ class EnvironmentSpec(Spec):
 
     @property
     def has_environment(self) -> bool:
-        """Whether there is an environment, with or without tools."""
-        return self.path is not None or self.url is not None
+        """Whether there is an environment, with or without tools, or an agent, which may report rewards too."""
+        return self.path is not None or self.url is not None or self.agent is not None
 
     @property
     def has_tools(self) -> bool:
         """Whether the job names functions or MCP servers as tools; an environment may offer its own."""
         return bool(self.tools or self.mcp)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command of an agent; empty if the agent is a function, or there is none."""
+        return self.agent if isinstance(self.agent, tuple) else ()
 
     @property
     def is_remote(self) -> bool:
@@ -134,7 +153,10 @@ class EnvironmentSpec(Spec):
     def files(self) -> tuple[tuple[str, str], ...]:
         """(key, file) of each named file."""
         named = [("path", self.path)] * (self.path is not None) + [("tools", tool) for tool in self.tools]
+        if isinstance(self.agent, str):
+            named.append(("agent", self.agent))
         files = [(key, str(path).rpartition(":")[0]) for key, path in named]
+        files += [("agent", part) for part in self.command if _is_script(part)]
         files += [("mcp", place) for place in self.mcp if "://" not in place]
         return tuple((f"rollout.environment.{key}", file) for key, file in files)
 
@@ -147,7 +169,11 @@ class EnvironmentSpec(Spec):
 
         path = None if self.path is None else move(self.path)
         servers = tuple(place if "://" in place else change(place) for place in self.mcp)
-        return self.model_copy(update={"path": path, "tools": tuple(map(move, self.tools)), "mcp": servers})
+        agent = move(self.agent) if isinstance(self.agent, str) else self.agent
+        if isinstance(agent, tuple):
+            agent = tuple(change(part) if _is_script(part) else part for part in agent)
+        moved = {"path": path, "tools": tuple(map(move, self.tools)), "mcp": servers, "agent": agent}
+        return self.model_copy(update=moved)
 
     @property
     def file(self) -> Path:

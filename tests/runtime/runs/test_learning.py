@@ -63,12 +63,22 @@ def test_the_controls_learn_nothing(name: str, case: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_policy_learns_to_call_a_tool(seed: int) -> None:
-    """The policy starts by mostly guessing; the tool runs in its own processes."""
-    trained = InProcess(resolve_on_cpu(load_job(EXAMPLES / "tools.yaml", (f"seed={seed}",))))
+@pytest.mark.parametrize("name", ["tools", "agent"])
+def test_a_policy_learns_to_call_a_tool(name: str, seed: int) -> None:
+    """The policy starts by mostly guessing; the tool runs in its own processes, or in those of an agent."""
+    trained = InProcess(resolve_on_cpu(load_job(EXAMPLES / f"{name}.yaml", (f"seed={seed}",))))
     try:
         assert trained.accuracy() < 0.4
         assert trained.train(trained.job.workload.num_steps) > TARGET
+    finally:
+        trained.close()
+
+
+@pytest.mark.nightly
+def test_an_agent_learns_nothing_from_shuffled_rewards() -> None:
+    trained = InProcess(resolve_on_cpu(load_job(EXAMPLES / "agent.yaml", ("controls.shuffle_rewards=true",))))
+    try:
+        assert trained.train(trained.job.workload.num_steps) < 0.4
     finally:
         trained.close()
 

@@ -395,7 +395,7 @@ class RolloutEngine(Worker):
         by_id = {request.id: request for request in requests}
         for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
-            stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
+            stop, ignores_eos = (*self.job.rollout.stop, *request.stop), self.job.workload.ignores_eos
             parameters = build_sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
             prompt, adapter = make_engine_prompt(request), self.adapters.begin(f"{name}/{index}")
             self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=adapter)
