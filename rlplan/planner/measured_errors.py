@@ -3,7 +3,7 @@ count.
 
 In: a kind of quantity and the stratum of a plan. Out: its MeasuredError. Every command that shows a range takes it from
 here, so that one job has one interval. Left out: how the factors are computed (benchmarks/constants/intervals.py, which
-writes measured_errors.json) and the spread of single ledger rows, which decides the verdict (memory/machine/machine.py).
+writes measured_errors.json) and the spread of single ledger rows (memory/machine/machine.py).
 
 A stratum is a kind of quantity, dense or mixture of experts, and the trainer. If it has fewer than LEAST_POINTS, the
 interval of all trainers is used, then that of all models. Otherwise the interval is unknown: a factor of 2.

@@ -238,8 +238,8 @@ def _list_other_rows(
     for host in range(job.hardware.num_hosts):
         ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
         yield build_constant_row(schedule, ray, overheads.ray_system, where)
-    if size := choices_bytes(job, model):
-        kept = SourcedBytes(value=size, provenance=Provenance.DERIVED, source="memory.host")
+    if num_kept := choices_bytes(job, model):
+        kept = SourcedBytes(value=num_kept, provenance=Provenance.DERIVED, source="memory.host")
         yield build_constant_row(schedule, "rollouts", kept)
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")

@@ -154,7 +154,8 @@ class Gateway:
 
     def _finish(self, entry: _Open) -> None:
         """Report an ended rollout, once no turn of it is left in the engine."""
-        if entry.outcome is not None and not entry.turns and self._names.pop(entry.session.name, None):
+        if entry.outcome is not None and not entry.turns and entry.session.name in self._names:
+            del self._names[entry.session.name]
             self.send("finished", entry.session.name, asdict(entry.session.make_completion(entry.outcome)))
 
     @web.middleware

@@ -91,7 +91,8 @@ class StepMetrics:
         total = sum(count for _, count in ages)
         self.learning["staleness/mean"] = sum(age * count for age, count in ages) / max(1, total)
         self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
-        oldest = [version - min(s.version for s in spans) for r in rollouts if (spans := r.completion.spans)]
+        by_rollout = [[span.version for span in rollout.completion.spans] for rollout in rollouts]
+        oldest = [version - min(versions) for versions in by_rollout if versions]
         self.learning["staleness/rollout_mean"] = sum(oldest) / max(1, len(oldest))
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)

@@ -100,9 +100,9 @@ class RolloutFiles:
                 raise
             files = [*list_step_files(self.run_folder).values()]
             sizes = [file.stat().st_size for file in files]
-            for index, file in enumerate(files[:-1]):  # the newest always stays
+            for index, step_file in enumerate(files[:-1]):  # the newest always stays
                 if sum(sizes[index:]) > max_bytes:
-                    file.unlink()
+                    step_file.unlink()
 
 
 def _describe(rollout: Rollout, step: int, decode: Decode) -> dict[str, Any]:
