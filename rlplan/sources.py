@@ -20,7 +20,15 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
-from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed, set_named, suggest_bundled
+from rlplan.spec.typed import (
+    Reading,
+    add_override,
+    default_overrides,
+    lacks_bfloat16,
+    read_typed,
+    set_named,
+    suggest_bundled,
+)
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
@@ -113,6 +121,9 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
     if not words or not is_job_path(text):
         reading = read_typed(words, verb=verb, named=named)
         keys = reading.keys | ({"objective": objective} if objective else {})
+        if lacks_bfloat16(keys):
+            keys["training"], keys["rollout"] = {"dtype": "float16"}, {"dtype": "float16"}
+            reading.assumed.append(f"float16, for {keys['hardware']} has no bfloat16")
         overrides = [*default_overrides(keys, reading.overrides), *reading.overrides]
         try:
             job = job_from(keys, overrides, fetch=fetch)

@@ -20,13 +20,14 @@ from rlplan.errors import HostError, SpecError, did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import read_json, shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
-from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile
+from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile, get_gpu
 from rlplan.spec.hardware.profile import NodeProfile
-from rlplan.spec.hardware.typed import USUAL, find_group, is_cpu_text, is_hardware, load_machines, normalize
+from rlplan.spec.hardware.typed import USUAL, find_group, has_count, is_cpu_text, is_hardware, load_machines, normalize
 from rlplan.spec.models.catalogue import find_model, find_model_path
 from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import parse_tokens
+from rlplan.vocabulary import Dtype
 
 WHERE = "command line"
 USUAL_MODEL = "Qwen/Qwen2.5-7B"
@@ -51,6 +52,9 @@ _NO_KIND = re.compile(
 _OVERRIDE = re.compile(r"[\w.+-]+\s*=\s*(?:\S*|[{\[\"'].*)", re.DOTALL)
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)[\w.~-]*/[\w./-]+(?!\S)")
+_HOW_MANY = re.compile(r"\bhow many\b")
+MOST_GPUS = 256
+"""Most GPUs that a question for their number considers."""
 _VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
 
 
@@ -245,6 +249,15 @@ def default_overrides(keys: Mapping[str, Any], overrides: Sequence[str]) -> list
     return [f"{key}={size}" for key, size in own.items() if key not in typed]
 
 
+def lacks_bfloat16(keys: Mapping[str, Any]) -> bool:
+    """Whether the GPUs of a question have no rate in bfloat16, such as a T4 or V100."""
+    hardware = str(keys.get("hardware", "cpu-host"))
+    if hardware.startswith("cpu") or is_cpu_text(hardware):
+        return False
+    rates = get_gpu(expand_hardware(hardware, WHERE)["profile"], where=WHERE).dense_flops_per_s
+    return bool(rates) and Dtype.BFLOAT16.value not in rates
+
+
 def add_override(reading: Reading, word: str) -> None:
     """Add an override, whose key may be short or another stack's: `lora=16`, `batch_size=512`, `context=16k`."""
     typed, _, value = (part.strip() for part in word.partition("="))
@@ -347,14 +360,14 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
             reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
         except SpecError as error:
             raise _correct_gpus(reading, error, text, verb) from None
+        if _HOW_MANY.search(text) and not has_count(typed):
+            _ask_for_fewest(reading)
         return text
     cpu = "|".join(sorted(map(re.escape, load_machines()["cpu"]), key=len, reverse=True))
     if match := re.search(rf"(?<![\w-])(?:cpu-host|(?:{cpu}))(?![\w-])", text):
         reading.keys["hardware"] = "cpu-host"
         return text.replace(match[0], _GAP, 1)
-    words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
-    match = re.search(rf"{_COUNT}(?:{words})(?:\s(?:max|pro|ultra|ti|super|v\d\w?))?(?![\w.-])", text)
-    match = match or _NO_KIND.search(text)
+    match = _compile_unprofiled().search(text) or _NO_KIND.search(text)
     match = match or next(
         filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
     )
@@ -367,6 +380,14 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     return text
 
 
+@cache
+def _compile_unprofiled() -> re.Pattern[str]:
+    """Hardware without a profile, with all its words: `mac studio m3 ultra`."""
+    words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
+    one = rf"(?:{words})(?:\s(?:max|pro|ultra|air|ti|super|v\d\w?))?"
+    return re.compile(rf"{_COUNT}{one}(?:\s{one})*(?![\w.-])")
+
+
 def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> SpecError:
     """The refusal of GPUs with the whole question, corrected. rest: the sentence without them."""
     near = re.search(r"(?:write|such as) (\w[\w.-]*)", error.way_out)
@@ -376,6 +397,13 @@ def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> S
     if error.rule == ONE_CLUSTER:
         verb, whole.keys["hardware"] = "compare", error.what.partition(": ")[2]
     return SpecError(error.what, where=error.where, rule=error.rule, way_out=f"rlplan {verb} {whole.command}")
+
+
+def _ask_for_fewest(reading: Reading) -> None:
+    """Ask for the fewest GPUs of a kind, because the question is how many there must be."""
+    reading.keys["hardware"] = f"{MOST_GPUS}x{reading.keys['hardware'].partition('x')[2]}"
+    reading.overrides.append("objective=gpus")
+    reading.assumed[-1:] = [f"the fewest of at most {MOST_GPUS} GPUs (objective=gpus)"]
 
 
 def _is_misspelt_gpu(match: re.Match[str]) -> bool:
