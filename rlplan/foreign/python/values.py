@@ -150,7 +150,7 @@ class Values:
             lines[-1] = lines[-1][: node.end_col_offset]
         lines[0] = lines[0][node.col_offset :]
         words = b" ".join(line[: 4 * MAX_QUOTE].strip() for line in lines)
-        return words.decode("utf-8", "ignore")[:MAX_QUOTE]
+        return LONG if len(words) >= 4 * MAX_QUOTE else words.decode("utf-8", "ignore")[:MAX_QUOTE]
 
     def place(self, node: ast.AST) -> str:
         """The file and the line."""
