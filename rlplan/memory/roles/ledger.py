@@ -25,14 +25,8 @@ from rlplan.dataflow.schedule import (
     Worker,
 )
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
-from rlplan.memory.machine.host import (
-    DRIVER_HOST_BYTES,
-    WORKER_HOST_BYTES,
-    choices_bytes,
-    environment_bytes,
-    sink_bytes,
-    verifier_bytes,
-)
+from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES, choices_bytes
 from rlplan.memory.predict import Bytes, Forecast, Process, build_constant_row, predict_ledger
 from rlplan.memory.roles.cpu_engine import EngineForecast
 from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlplan.memory.machine.host import (
+from rlplan.memory.machine.beside import (
     DRIVER_BYTES_PER_BYTE,
     FUNCTION_PROCESS_BYTES,
     PROCESS_BYTES_PER_BYTE,
