@@ -12,11 +12,14 @@ from typing import Protocol
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
-from rlplan.memory.machine.machine import heap_bytes, spread
+from rlplan.memory.machine.machine import heap_bytes
+from rlplan.memory.machine.spread import find_high_ends, spread
 from rlplan.spec.hardware.profile import SourcedBytes
-from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role
 
 Bytes = Mapping[MemoryKind, int]
+PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE, ActionKind.OPTIMIZER_STEP)
+"""Actions whose measured peaks differ from the predicted ones by a known factor."""
 
 
 class Forecast(Protocol):
@@ -53,6 +56,9 @@ class Process:
     usual: Forecast
     between: tuple[Forecast, Forecast] | None = None
     """Forecasts at the shortest and the longest sequence lengths; None where the bytes have no interval."""
+
+    measured_factor: float = 1.0
+    """Measured over predicted peaks of training and scoring passes, at the high end of their range."""
 
     host: str | None = None
     """The host whose memory the process uses too; None where the device's memory is the host's."""
@@ -115,6 +121,8 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
         peak = _add_holes(peak, resident)
     ends = process.between
     low, high = [forecast.predict_peak(action, run_phase) for forecast in ends] if ends else (peak, peak)
+    factor = process.measured_factor if action.kind in PASSES else 1.0
+    high_ends = find_high_ends(high, sum(peak.values()), factor)
     row = partial(
         LedgerRow,
         run_phase=run_phase,
@@ -138,7 +146,7 @@ def _build_rows(action: Action, run_phase: RunPhase, process: Process) -> Iterat
                 provenance=process.provenances.get(kind, Provenance.DERIVED),
                 loaded_bytes=loaded.get(kind, 0),
                 low_bytes=spread(kind, low.get(kind, 0))[0] if has_interval else None,
-                high_bytes=spread(kind, high.get(kind, 0))[1] if has_interval else None,
+                high_bytes=high_ends.get(kind, 0) if has_interval else None,
                 resident_high_bytes=spread(kind, resident_bytes)[1] if has_interval else None,
             )
     if process.host is not None:

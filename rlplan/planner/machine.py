@@ -105,12 +105,13 @@ def _check_runs_on_a_host(asked: JobSpec) -> None:
 
 
 def _choose_framework(asked: JobSpec, memo: Memo) -> Search:
-    """Open the search for rlplan's runtime, or for verl if rlplan cannot run the policy or the trainer."""
+    """Open the search for rlplan's runtime, or for another framework if rlplan cannot run the policy or the trainer."""
     own = _set_key(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
         return open_search(own, memo)
     if not asked.release.is_rlplan:
         return open_search(_set_key(asked, "framework", asked.release.label), memo)
+    from rlplan.planner.checks.frameworks import list_able_frameworks
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.rules import find_model_refusals
 
@@ -118,7 +119,7 @@ def _choose_framework(asked: JobSpec, memo: Memo) -> Search:
     reason = next(find_model_refusals(job), None)
     if reason is None:
         return open_search(own, memo)
-    label = find_release("verl").label
+    label = find_release(next(iter(list_able_frameworks(job)), "verl")).label
     search = open_search(_set_key(asked, "framework", label), memo)
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)

@@ -288,7 +288,7 @@ class Plan(Spec):
         highs = [] if is_named else [ledger.device_peak(device, "high") for device in ledger.devices]
         for most in sorted(highs, key=lambda high: ledger.get_device_capacity(high.scope) - high.num_bytes)[:1]:
             if most.num_bytes > (room := ledger.get_device_capacity(most.scope)):
-                words = f"{self._name_device(most)} in the worst case, with the longest lengths"
+                words = f"{self._name_device(most)} at the high end of its range, with the longest lengths"
                 yield Shortage(words, most.num_bytes, room, most)
 
     def _find_shared_shortage(self) -> Iterator[Shortage]:

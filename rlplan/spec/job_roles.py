@@ -90,7 +90,7 @@ class JobParts(Spec):
     framework: str = Field(default="auto", min_length=1, max_length=40)
     """Framework that runs the job, optionally with its release: `rlplan`, `verl@0.9` (rlplan/frameworks). It determines
     the passes of a step and their memory. `auto`: rlplan's own runtime if it can run the models with training.backend,
-    else verl."""
+    else verl, or the first of the others that knows the algorithm."""
     objective: Objective = "step_time"
     """Quantity that the planner minimizes on GPUs; tokens_per_s is maximized."""
     workload: WorkloadSpec = WorkloadSpec.create_default()

@@ -91,6 +91,20 @@ def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
             require_executable(plan)
 
 
+def test_a_job_that_names_no_framework_is_planned_for_one_that_knows_its_algorithm() -> None:
+    parts = {
+        "policy": "Qwen/Qwen3-30B-A3B",
+        "hardware": "8xH200",
+        "framework": "auto",
+        "algorithm": "dpo",
+        "workload": {},
+    }
+    plan = find_best_plan(build_job({**parts, "rewards": []}), with_others=False)
+    # verl's exports have no DPO
+    assert plan.job.framework == find_release("trl").label
+    assert plan.verdict is Verdict.FITS
+
+
 @pytest.mark.parametrize(("parts", "words"), mark_nightly(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
     plan = find_best_plan(build_job(parts))

@@ -100,9 +100,16 @@ _ON_GPUS = dict.fromkeys(
 
 
 def build_gpu_process(
-    layout: RoleLayout, host: str, num_alike: int, forecasts: tuple[Forecast, Forecast, Forecast]
+    layout: RoleLayout,
+    host: str,
+    num_alike: int,
+    forecasts: tuple[Forecast, Forecast, Forecast],
+    measured_factor: float,
 ) -> Process:
-    """The first process of a layout. forecasts: at the shortest, expected and longest sequence lengths."""
+    """The first process of a layout. forecasts: at the shortest, expected and longest sequence lengths.
+
+    measured_factor: as Process.measured_factor.
+    """
     (name, device), (short, usual, longest) = layout.processes[0], forecasts
     return Process(
         name,
@@ -110,6 +117,7 @@ def build_gpu_process(
         layout.role,
         usual,
         between=(short, longest),
+        measured_factor=measured_factor,
         host=host,
         host_libraries=WORKER_HOST_BYTES,
         num_alike=num_alike,

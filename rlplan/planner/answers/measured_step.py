@@ -140,9 +140,21 @@ class StepReport:
 
     @property
     def is_too_short(self) -> bool:
-        """Whether the step took less than the shortest normal share of its prediction."""
-        ratio = next((gap.ratio for gap in self.gaps if gap.phase == "step"), None)
-        return ratio is not None and ratio < max(self.error.low, SHORTEST_NORMAL)
+        """Whether the step took less than the shortest normal share of its prediction.
+
+        A log states the lengths of the rollouts that are trained on. Those that are dropped may be of any length.
+        """
+        step = next((gap for gap in self.gaps if gap.phase == "step"), None)
+        least = max(self.error.low, SHORTEST_NORMAL)
+        return step is not None and step.measured_s < least * (step.predicted_s - self._dropped_s)
+
+    @property
+    def _dropped_s(self) -> float:
+        """Predicted seconds of generating rollouts that are not trained on."""
+        workload = self.plan.job.workload
+        generated = workload.num_generated_prompts_per_step or workload.num_prompts_per_step
+        rollout_s = sum(gap.predicted_s for gap in self.gaps if gap.phase == Phase.ROLLOUT)
+        return rollout_s * (1 - workload.num_prompts_per_step / generated)
 
     @property
     def words(self) -> str:

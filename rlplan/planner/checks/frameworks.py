@@ -128,9 +128,13 @@ def _list_changes(book: RuleBook) -> list[str]:
 
 def _format_frameworks(job: SettledJob) -> str:
     """Format the frameworks that support the job's algorithm; rlplan's runtime, which supports all, comes last."""
-    others = [name for name in NAMES if find_release(name).rules and not find_release(name).is_rlplan]
-    able = [name for name in others if not _lacks_learning(job, name)]
-    return " or ".join(f"framework={name}" for name in (*able, "rlplan"))
+    return " or ".join(f"framework={name}" for name in (*list_able_frameworks(job), "rlplan"))
+
+
+def list_able_frameworks(job: SettledJob) -> tuple[str, ...]:
+    """List the other frameworks that learn the same from a job, the usual choice (verl) first."""
+    with_rules = [name for name in NAMES if find_release(name).rules and not find_release(name).is_rlplan]
+    return tuple(name for name in with_rules if not _lacks_learning(job, name))
 
 
 def _lacks_learning(job: SettledJob, name: str) -> bool:

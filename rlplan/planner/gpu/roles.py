@@ -41,6 +41,7 @@ from rlplan.planner.gpu.tables import (
     reduce_action,
     sum_process_bytes,
 )
+from rlplan.planner.measured_errors import PEAK, Stratum, find_error
 from rlplan.planner.memo import Memo, memoize, strip_choices
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
@@ -63,6 +64,8 @@ class RoleBytes:
         self.lengths = job.workload.lengths
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
+        self.peak_factor = find_error(PEAK, Stratum(self.policy.experts is not None, job.backend)).factor
+        """Measured over predicted peaks of training at the high end of their range."""
 
     def get_model(self, role: Role) -> ModelSpec:
         """Model of a role; the policy if the role has none of its own."""
@@ -164,7 +167,12 @@ class RoleBytes:
             None if is_same else partial(self.forecast_role, process, candidate, longest, copies=copies),
             None if states == candidate else self._build_table(process, states, copies, generates_with),
             known=self.memo.create_table(),
+            measured_factor=self.get_measured_factor(process),
         )
+
+    def get_measured_factor(self, process: str) -> float:
+        """Measured over predicted peaks of a process's passes, at the high end; 1 for an engine."""
+        return 1.0 if process.startswith(ENGINE) else self.peak_factor
 
     @memoize
     def find_table(self, side: Side, process: str, choice: TrainerChoice) -> RoleTable:

@@ -441,7 +441,8 @@ class GpuSearch:
             short, usual, longest = (
                 self.roles.forecast_process(name, scored.choice, length, scored.kv_cache) for length in three
             )
-            processes.append(build_gpu_process(layout, *hosts[name], (short, usual, longest)))
+            factor = self.roles.get_measured_factor(name)
+            processes.append(build_gpu_process(layout, *hosts[name], (short, usual, longest), factor))
         empty = MemoryLedger(
             rows=(),
             device_capacity=self.setting.capacity,

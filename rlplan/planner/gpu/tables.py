@@ -8,6 +8,7 @@ optimizer states appear during it, so it never exceeds a steady step. A waiting 
 last action. At the beginning of a steady step that is the last action of the previous step.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +18,8 @@ from rlplan.dataflow.choice import Arrangement
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.machine import sum_high_ends
-from rlplan.memory.predict import Forecast, host_bytes
+from rlplan.memory.machine.spread import sum_high_ends
+from rlplan.memory.predict import PASSES, Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoize
 from rlplan.vocabulary import ActionKind, MemoryKind
@@ -28,8 +29,6 @@ ENGINE = "rollout_engine"
 Slot = tuple[RunPhase, str, bool]
 """(run phase, action, whether the process is inside it): inside counts its peak, outside what it still holds."""
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
-DEPENDS_ON_GRADIENTS = (*DEPENDS_ON_TOKENS, ActionKind.OPTIMIZER_STEP)
-"""Actions whose peak depends on all gradients."""
 Held = tuple[int, int, int, int, bool]
 """(expected bytes, worst-case bytes, host bytes, host bytes of the first of equal processes, whether KV cache is
 included)."""
@@ -50,16 +49,17 @@ class RoleTable:
         states: "RoleTable | None" = None,
         *,
         known: Table | None = None,
+        measured_factor: float = 1.0,
     ) -> None:
-        """known: table for results of memoized methods."""
-        self.usual, self.states, self._longest = usual, states, longest
+        """known: table for results of memoized methods. measured_factor: as memory.predict.Process.measured_factor."""
+        self.usual, self.states, self._longest, self._factor = usual, states, longest, measured_factor
         self.known: Table = {} if known is None else known
 
     @memoize
     def get_bytes(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
         """Get the bytes inside an action (`reduce_action`) or after it."""
         # outside of passes, the micro-batch size does not matter
-        if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
+        if self.states is not None and action.kind not in PASSES:
             return self.states.get_bytes(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.predict_peak(action, run_phase))
@@ -67,9 +67,11 @@ class RoleTable:
             else (lambda forecast: forecast.predict_resident(action, run_phase))
         )
         usual = asks(self.usual)
-        is_same = self._longest is None or not inside or action.kind not in DEPENDS_ON_GRADIENTS
+        is_same = self._longest is None or not inside or action.kind not in PASSES
         longest = usual if is_same else asks(self.longest)
         high = sum_high_ends(longest)
+        if inside and action.kind in PASSES:
+            high = max(high, math.ceil(sum(usual.values()) * self._factor))
         host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
         of_first = sum(self.usual.predict_first_host(action, run_phase).values())
         return sum(usual.values()), high, host, of_first, MemoryKind.KV_CACHE in usual

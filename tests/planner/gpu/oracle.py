@@ -15,11 +15,12 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.process import sync_staging
-from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole
+from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import TrainerOnGpu, sent_weights_bytes
 from rlplan.memory.serving.kv import KvDemand
 from rlplan.memory.weight_sync.adapters import EngineAdapters
+from rlplan.planner.measured_errors import Stratum, find_error
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import Cost
@@ -52,6 +53,8 @@ class Oracle(RawSeconds):
 
     def __init__(self, spec: SettledJob, setting: GpuSetting) -> None:
         self.spec, self.setting = spec, setting
+        is_moe = setting.policy.experts is not None
+        self.factor = find_error("train_peak", Stratum(is_moe, spec.backend)).factor
         self.work, self.lengths = spec.workload, spec.workload.lengths
         self.usual = self.lengths.estimate_longest(self.work.num_rollouts_per_step)
         self.longest = float(self.work.max_response_len)
@@ -62,7 +65,7 @@ class Oracle(RawSeconds):
         for arrangement in self._frames():
             schedule = build_view(self.spec, arrangement, has_engine=self.spec.has_rollouts)
             actions = [action for action in schedule.step if action.every == 1]
-            moments = PhaseBytes(schedule, self.setting)
+            moments = PhaseBytes(schedule, self.setting, self.factor)
             trainers = [
                 (trainer, self._trainer_bytes(moments, arrangement, trainer)) for trainer in self._trainers(arrangement)
             ]
@@ -174,6 +177,11 @@ class Oracle(RawSeconds):
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 backend=spec.backend,
                 offloads_states=spec.backend != "deepspeed" and arrangement.offloaded == "all",
+                scoring=tuple(
+                    ScoringPass(scored, micro_batch, spec.scored_words(scored))
+                    for scored in spec.scored_roles
+                    if spec.find_holder(scored) is role
+                ),
             )
         )
 

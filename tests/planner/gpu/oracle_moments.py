@@ -1,22 +1,29 @@
 """Bytes of the search's oracle at every moment of a schedule, added up process by process."""
 
+from math import ceil
 from typing import Any
 
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.machine import spread
+from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import host_bytes
 from rlplan.planner.setting import GpuSetting
+from rlplan.vocabulary import ActionKind
 
 PARTS = {"start": "start", "steady": "step", "finish": "finish"}
 Bytes = tuple[list[int], list[int], list[int]]
 """Bytes at each run phase: expected and worst-case bytes of the device, and bytes of the host."""
 
 
+PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE, ActionKind.OPTIMIZER_STEP)
+
+
 class PhaseBytes:
     """Every moment of a schedule, walked as it happens: who is inside an action, and who waits after which."""
 
-    def __init__(self, schedule: Schedule, setting: GpuSetting) -> None:
+    def __init__(self, schedule: Schedule, setting: GpuSetting, factor: float) -> None:
+        """factor: measured over predicted peaks of passes, at the high end."""
+        self.factor = factor
         devices = dict(schedule.processes)
         self.names = list(devices)
         self.rows: list[tuple[str, str, dict[str, tuple[str, Action, bool]]]] = []
@@ -61,6 +68,8 @@ class PhaseBytes:
                 sizes = usual.predict_peak(action, run_phase) if inside else usual.predict_resident(action, run_phase)
                 most = longest.predict_peak(action, run_phase) if inside else sizes
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
+                if inside and action.kind in PASSES and not name.startswith("rollout"):
+                    high = max(high, ceil(self.factor * sum(sizes.values())))
                 lies_there = host_bytes(usual, action, run_phase, WORKER_HOST_BYTES)
                 once = usual.predict_first_host(action, run_phase)
                 known[key] = sum(sizes.values()), high, sum(lies_there.values()), sum(once.values())

@@ -80,7 +80,7 @@ def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
 
 def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_the_first_is_offloaded() -> None:
     answer = find_best_plan(load_job(EXAMPLES / "exercises" / "ppo-7b.yaml", ["training.optimizer=adamw_8bit"]))
-    assert (answer.verdict, answer.choice.arrangement.offloaded) == (Verdict.FITS, "all")
+    assert (answer.verdict.may_fit, answer.choice.arrangement.offloaded) == (True, "all")
     starts = [row for row in answer.ledger.rows if row.action_id.startswith("start_trainer")]
     both = sum(row.resident_bytes for row in starts if row.space == "device")
     totals = answer.ledger.device_totals("cuda:0")
