@@ -12,7 +12,8 @@ from typing import Protocol
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
-from rlplan.memory.machine.machine import find_high_ends, heap_bytes, spread
+from rlplan.memory.machine.machine import heap_bytes
+from rlplan.memory.machine.spread import find_high_ends, spread
 from rlplan.spec.hardware.profile import SourcedBytes
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role
 

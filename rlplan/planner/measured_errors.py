@@ -3,7 +3,7 @@ count.
 
 In: a kind of quantity and the stratum of a plan. Out: its MeasuredError. Every command that shows a range takes it from
 here, so that one job has one interval. Left out: how the factors are computed (benchmarks/constants/intervals.py, which
-writes measured_errors.json) and the spread of single ledger rows (memory/machine/machine.py).
+writes measured_errors.json) and the spread of single ledger rows (memory/machine/spread.py).
 
 A stratum is a kind of quantity, dense or mixture of experts, and the trainer. If it has fewer than LEAST_POINTS, the
 interval of all trainers is used, then that of all models. Otherwise the interval is unknown: a factor of 2.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import SpecError
-from rlplan.memory.machine.machine import PERCENT as SPREADS
+from rlplan.memory.machine.spread import PERCENT as SPREADS
 from rlplan.spec.base import read_json
 from rlplan.vocabulary import MemoryKind, Phase
 

@@ -28,7 +28,7 @@ FORMULA_MODULES = (
     *("zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights"),
     *("quantization", "weight_sync.packets"),
-    *("checkpoints", "host", "machine.machine", "roles.process"),
+    *("checkpoints", "host", "machine.machine", "machine.spread", "roles.process"),
     *("roles.states", "roles.trainer", "roles.scorer", "roles.engine", "predict"),
     *("roles.rank", "roles.exported"),
 )

@@ -18,7 +18,7 @@ from rlplan.dataflow.choice import Arrangement
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.machine import sum_high_ends
+from rlplan.memory.machine.spread import sum_high_ends
 from rlplan.memory.predict import PASSES, Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoize

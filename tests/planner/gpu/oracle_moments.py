@@ -5,7 +5,7 @@ from typing import Any
 
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.machine import spread
+from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import host_bytes
 from rlplan.planner.setting import GpuSetting
 from rlplan.vocabulary import ActionKind
