@@ -384,8 +384,8 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
 def _compile_unprofiled() -> re.Pattern[str]:
     """Hardware without a profile, with all its words: `mac studio m3 ultra`."""
     words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
-    one = rf"(?:{words})(?:\s(?:max|pro|ultra|air|ti|super|v\d\w?))?"
-    return re.compile(rf"{_COUNT}{one}(?:\s{one})*(?![\w.-])")
+    name = rf"(?:{words})(?:\s(?:max|pro|ultra|air|ti|super|v\d\w?))?"
+    return re.compile(rf"{_COUNT}{name}(?:\s{name})*(?![\w.-])")
 
 
 def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> SpecError:
