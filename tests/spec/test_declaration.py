@@ -143,7 +143,10 @@ TWO = {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}
         ),
         ({"algorithm.importance_low": 3.0}, "must be below"),
         ({"algorithm.importance": "none", "algorithm.importance_veto": 1e-4}, "none ignores importance_level and"),
-        ({"algorithm.importance": "none", "algorithm.importance_level": "sequence"}, "none ignores importance_level and"),
+        (
+            {"algorithm.importance": "none", "algorithm.importance_level": "sequence"},
+            "none ignores importance_level and",
+        ),
         ({"algorithm.name": "cispo", "algorithm.dual_clip": 3}, "clips no ratio"),
         ({"algorithm.dual_clip": 0.5}, "must be above 1"),
         ({"algorithm.has_unbiased_kl": True, "algorithm.kl_coef": 0}, "only the KL of sampled tokens in the loss"),
