@@ -5,9 +5,9 @@ Left out: the declarations (algorithms/, one file each), and the losses that the
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
@@ -73,7 +73,7 @@ class AlgorithmSpec(Spec):
     that of KL(policy || reference), also on stale rollouts (DeepSeek-V3.2)."""
     teacher_coef: float = Field(default=1.0, ge=0)
     """Coefficient of the reverse KL to the teacher, KL(policy || teacher), in the loss."""
-    teacher_top_k: Literal["all"] | NonNegativeInt = 0
+    teacher_top_k: Annotated[int, Field(ge=0)] | Literal["all"] = 0
     """Tokens of the teacher over which each position's reverse KL sums: `all` of the vocabulary, or the teacher's k
     likeliest and the others as one; 0 estimates the KL from the sampled token."""
     entropy_coef: float = 0.0

@@ -5,7 +5,6 @@ mini-batch into passes, and shares it out over its ranks, as in a run.
 """
 
 import atexit
-import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -145,9 +144,6 @@ def read_answers(rows: list[dict[str, Any]]) -> tuple[list[Answer], Tensor]:
         facts = {name: row[name] for name in ("group", "reward", "greedy_reward", "has_failed")}
         answers.append(Answer(**facts, **own, **numbers))
     return answers, head
-
-
-# The papers' formulas -----------------------------------------------------------------------------------------------
 
 
 def average_answers(answers: list[Answer], losses: list[Tensor]) -> Tensor:
@@ -482,7 +478,7 @@ CASES: dict[str, tuple[Loss, dict[str, Any]]] = {
     "distillation over 3 tokens": (distillation_over(3), {"kl_coef": 0, "teacher_coef": 0.7, "teacher_top_k": 3}),
     "distillation over the vocabulary": (
         distillation_over(None),
-        {"kl_coef": 0, "teacher_coef": 0.7, "teacher_top_k": "all", "entropy_coef": 0.0},
+        {"kl_coef": 0, "teacher_coef": 0.7, "teacher_top_k": "all"},
     ),
     "dual clip": (dual_clip, {"kl_coef": 0, "dual_clip": 1.3}),
     **{
@@ -590,7 +586,6 @@ def test_the_trainer_s_loss_and_gradient_are_those_of_the_paper_s_formula(
     assert largest > 1e-3, "a gradient of 0 would prove nothing"
     for parameter, values in gradients.items():
         assert ranks[0]["gradients"][parameter] == pytest.approx(values, abs=BOUND * max(1.0, largest)), parameter
-        assert math.isfinite(sum(values))
 
 
 def test_the_corrections_are_those_of_the_case_and_not_all_or_none(
@@ -602,5 +597,4 @@ def test_the_corrections_are_those_of_the_case_and_not_all_or_none(
             sums = trained[1, name][0]["sums"]
             assert sums["is_corrected_sum"] + sums["is_masked_sum"] > 0, name
             assert sums["is_masked_sum"] < sums["is_masked_count"], name
-    clipped = trained[1, "dual clip"][0]["sums"]["is_clipped_sum"]
-    assert clipped > trained[1, "grpo"][0]["sums"]["is_clipped_sum"]
+    assert trained[1, "dual clip"][0]["sums"]["is_clipped_sum"] > trained[1, "grpo"][0]["sums"]["is_clipped_sum"]
