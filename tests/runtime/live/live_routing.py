@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-NUM_EXPERTS, NUM_LAYERS, CHOSEN = 8, 3, 2
+NUM_EXPERTS, NUM_LAYERS, CHOSEN = 32, 6, 2
 PROMPTS = ((5, 6, 7, 8, 9, 3), (9, 3, 4), (11, 5, 5, 12))
 RESPONSE_LEN = 24
 
@@ -43,7 +43,7 @@ def build_mixture(folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.02 if name.endswith("gate.weight") else 0.15)
+                parameter.normal_(0, 0.02 if name.endswith("gate.weight") else 0.3 if "experts" in name else 0.15)
     model.save_pretrained(folder)
 
 

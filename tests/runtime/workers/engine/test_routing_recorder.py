@@ -42,8 +42,8 @@ def test_in_fp32_they_are_those_that_transformers_routers_choose(answers: dict[s
     assert find_gap(answers["float32"], "replayed") < 1e-5
 
 
-def test_in_bf16_replay_narrows_the_gap_by_what_other_experts_added(answers: dict[str, Any]) -> None:
-    """Measured in this model of three layers: 0.0119 on average before, 0.0100 after, which is rounding of bf16."""
+def test_in_bf16_replay_closes_the_gap_that_other_experts_open(answers: dict[str, Any]) -> None:
+    """Measured: 8 % of the choices differ; the mean gap is 0.172 without replay and 0.021, bf16's rounding, with it."""
     answer = answers["bfloat16"]
     assert answer["same_choice"] < 0.995, "without other choices there is nothing to close"
-    assert find_gap(answer, "replayed") < find_gap(answer, "own")
+    assert find_gap(answer, "replayed") < 0.3 * find_gap(answer, "own")
