@@ -23,7 +23,7 @@ MAX_METRICS = 1000
 """Most metrics of one request. Source: MLflow, REST API, `runs/log-batch`."""
 REQUEST_S = 10.0
 RETRY_S = 1.0
-TAG = "rlplan.run_id"
+TAG = "rlplan_run_id"
 
 
 class MLflow:
