@@ -74,7 +74,7 @@ class Judge:
                 values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
             except RewardFailure as error:
                 failure = f"{spec.label}: {error.reason}"
-                notes |= {f"{spec.label}/late": 1} if error.is_late else {}
+                notes |= {f"{spec.label}/late": 1} if error.is_late and isinstance(spec, FunctionSpec) else {}
                 break
         return Verdict(values, failure, notes, start_s, time.time())
 
