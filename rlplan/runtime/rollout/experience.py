@@ -220,7 +220,7 @@ class Completion(Packed):
     failure: str = ""
     """The environment's error, which masks the completion from training; empty without an error."""
 
-    experts: Any = None  # a type that the gateway need not import: pydantic reads completions there
+    experts: Any = None
     """Experts that the engine's routers chose for prompt and response but the last token, with
     `rollout.replays_experts`: int16, [tokens, layers with experts, experts of a token]."""
 

@@ -98,19 +98,11 @@ class RolloutFiles:
                 with suppress(OSError):
                     partial.unlink()
                 raise
-<<<<<<< HEAD
-            files = [*list_step_files(self.run_folder).values()]
-            sizes = [file.stat().st_size for file in files]
-            for index, step_file in enumerate(files[:-1]):  # the newest always stays
-                if sum(sizes[index:]) > max_bytes:
-                    step_file.unlink()
-=======
             kept = [*list_step_files(self.run_folder).values()]
             sizes = [kept_path.stat().st_size for kept_path in kept]
             for index, oldest in enumerate(kept[:-1]):  # the newest always stays
                 if sum(sizes[index:]) > max_bytes:
                     oldest.unlink()
->>>>>>> w-rollouts
 
 
 def _describe(rollout: Rollout, step: int, decode: Decode) -> dict[str, Any]:

@@ -23,11 +23,7 @@ MAX_METRICS = 1000
 """Most metrics of one request. Source: MLflow, REST API, `runs/log-batch`."""
 REQUEST_S = 10.0
 RETRY_S = 1.0
-<<<<<<< HEAD
-TAG = "rlplan run"
-=======
 TAG = "rlplan_run_id"
->>>>>>> w-rollouts
 
 
 class MLflow:

@@ -44,13 +44,8 @@ class Server(ThreadingHTTPServer):
                 self.experiments[body["name"]] = str(len(self.experiments))
                 return 200, {"experiment_id": self.experiments[body["name"]]}
             case "runs/search":
-<<<<<<< HEAD
-                tag = body["filter"].removeprefix("tags.`rlplan run` = '").removesuffix("'")
-                tagged = [run for run in self.runs.values() if {"key": "rlplan run", "value": tag} in run["tags"]]
-=======
                 tag = body["filter"].removeprefix("tags.`rlplan_run_id` = '").removesuffix("'")
                 tagged = [run for run in self.runs.values() if {"key": "rlplan_run_id", "value": tag} in run["tags"]]
->>>>>>> w-rollouts
                 return 200, {"runs": [{"info": {"run_id": run["id"]}} for run in tagged]} if tagged else {}
             case "runs/create":
                 run = {"id": f"r{len(self.runs)}", "metrics": [], "status": "RUNNING", **body}
