@@ -26,7 +26,7 @@ from rlplan.runtime.environments.protocols import call_by_name
 from rlplan.runtime.processes.answer_channel import AnswerChannel
 from rlplan.runtime.processes.child_processes import die_with_parent, list_child_processes, raise_open_files
 from rlplan.runtime.processes.line_process import describe_exit
-from rlplan.runtime.processes.safe_path import load_file
+from rlplan.runtime.processes.safe_path import EXECUTABLE, load_file
 
 MAX_ANSWER = 1 << 20
 """Most bytes of an agent's answer; the rest of a command's output is dropped."""
@@ -146,7 +146,7 @@ def _become_agent(agent: str | list[str], order: dict[str, Any], output: int) ->
             os.lseek(row, 0, os.SEEK_SET)
             os.dup2(row, 0)
             os.dup2(output, 1)
-            os.execvp(sys.executable if agent[0] in ("python", "python3") else agent[0], agent)
+            os.execvp(EXECUTABLE if agent[0] in ("python", "python3") else agent[0], agent)
         result = json.dumps(_call(agent, order["row"])).encode()
         if len(result) > MAX_ANSWER:
             result = json.dumps({"failure": f"the agent's answer has more than {MAX_ANSWER} bytes"}).encode()

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+EXECUTABLE = sys.executable
+"""This interpreter, for a user's own program."""
 BASE_EXECUTABLE: str = getattr(sys, "_base_executable", sys.executable)
 """The base interpreter of a virtual environment; typeshed lacks this private attribute of CPython."""
 
