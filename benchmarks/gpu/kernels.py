@@ -70,7 +70,7 @@ def measure_head(case: Case, device: torch.device, used_before: int | None) -> d
     weights = torch.randn(num_rows, device=device)
 
     def compute() -> list[torch.Tensor]:
-        logprobs, _ = HeadLogprobs.apply(hidden, head, targets, 1.0, "seen", ROWS_ON_GPU, None)
+        logprobs, *_ = HeadLogprobs.apply(hidden, head, targets, 1.0, "seen", ROWS_ON_GPU, None)
         return [logprobs, *torch.autograd.grad(logprobs, (hidden, head), weights)]
 
     exact = [tensor.detach().float().requires_grad_() for tensor in (hidden, head)]

@@ -190,8 +190,10 @@ def check(settings: Settings, asked: Asked) -> Checked:
         imported = _add_note(imported, read_stages(settings, plan.job, model))
         for default in _find_released_defaults(settings, asked, model):
             imported = _add_note(imported, _describe_released_default(settings, default))
-    if plan is not None and plan.fits:
-        return _check_other_releases(settings, asked, imported, plan)
+    if plan is not None and plan.verdict.may_fit:
+        checked = _check_other_releases(settings, asked, imported, plan)
+        if checked is not None or plan.fits:
+            return checked or Checked(imported, plan, None, ())
     return Checked(
         imported, plan, refusal, tuple(_find_changes(settings, asked)), _find_shorter_lengths(settings, asked, plan)
     )
@@ -218,8 +220,8 @@ def _describe_released_default(settings: Settings, default: ReleasedDefault) -> 
     )
 
 
-def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, plan: Plan) -> Checked:
-    """The verdict on a configuration that fits with the table's release.
+def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, plan: Plan) -> Checked | None:
+    """The verdict on a configuration that may fit with the table's release; None if no other release is worse.
 
     It must fit in other releases too, because a file does not name the release that runs it. The first change sets the
     missing key, if there is one, so that every release uses the value that was counted.
@@ -227,6 +229,8 @@ def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, 
     for words, other, with_release, pinned in _list_other_releases(settings, asked, plan):
         answer = _try_values(other, with_release, {})
         if not isinstance(answer, Plan) or answer.fits:
+            continue
+        if (answer.fit.rank, answer.needed_bytes) <= (plan.fit.rank, plan.needed_bytes):
             continue
         elsewhere = InOtherReleases(words, answer)
         needs = f"{words}: " + " and ".join(short.needs for short in answer.shortages)
@@ -236,7 +240,7 @@ def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, 
         first = (Change(pinned, plan),) if pinned else ()
         others = islice(_find_changes(other, with_release), MOST_REMEDIES - len(first))
         return Checked(imported, unsure, None, (*first, *others), elsewhere=elsewhere)
-    return Checked(imported, plan, None, ())
+    return None
 
 
 def _list_other_releases(

@@ -135,7 +135,7 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
         ((*MODEL, "--gpus", "3xB200", "rollout.tp=4", "placement.placement=hybrid"), "does not divide the 3 GPUs"),
         ((*MODEL, "--gpus", "8xH100", "training.ulysses=8"), "the model has 28 attention heads"),
         ((*MODEL, "--gpus", "8xH100", "workload.max_response_len=200000"), "the model's limit is 131,072"),
-        ((*MODEL, "--gpus", "1xT4"), "bfloat16, which a t4 does not support"),
+        ((*MODEL, "--gpus", "1xT4", "training.dtype=bfloat16"), "bfloat16, which a t4 does not support"),
         ((*MODEL, "--gpus", "1xT4", *HALF, "rollout.kv_dtype=fp8"), "fp8 on a t4"),
         ((*MODEL, "--gpus", "8xH100", "hardware.memory=0"), "memory"),
         ((*MODEL, "--gpus", "8xH100", "hardware.memory=500GiB"), "must not exceed what the driver reports"),

@@ -93,7 +93,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
         while hasattr(command, "commands") and arguments:
             name = arguments.pop(0)
             assert name in command.commands, f"{line}: no command '{name}'"
-            command = command.commands[name]
+            command = command.get_command(typer.Context(command), name)
         try:
             command.make_context("rlplan", list(arguments), resilient_parsing=not arguments)
         except typer.TyperException as error:

@@ -42,7 +42,7 @@ def test_the_log_prob_micro_batch_of_verl_decides_whether_half_a_billion_paramet
     keys = [f"actor_rollout_ref.{part}.log_prob_micro_batch_size={size}" for part in ("rollout", "ref")]
     verdict = answer("sr62.sh", "2xA100-40GB", *keys)
     assert verdict.plan is not None
-    assert verdict.fits is fits
+    assert verdict.plan.fit.may_fit is fits  # 2 takes 34 of 39 GiB, and one in six such peaks is above 39
     assert verdict.plan.binding.action_id.startswith("train" if fits else "score/")
 
 

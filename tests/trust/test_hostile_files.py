@@ -57,7 +57,7 @@ def test_a_hostile_script_is_answered_before_its_budget_ends(tmp_path: Path, nam
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in USUAL])
 def test_every_hostile_script_is_answered_within_2_s(tmp_path: Path, name: str) -> None:
-    """For a few the budget is the only limit: their parsers take the time before rlplan has anything to count."""
+    """The budget is the only limit for a few: their parsers take the time before rlplan has anything to count."""
     message, cpu_s = read_hostile_file(tmp_path, name)
     assert cpu_s < MAX_CPU_S
     assert BUG not in message

@@ -106,7 +106,9 @@ def test_out_of_memory_in_generation_where_deepspeed_s_fp32_weights_stay_on_the_
     assert not checked.fits
     assert checked.plan.binding.action_id == "generate"
     smaller = REPORTED.replace("utilization 0.8", "utilization 0.6")
-    assert check_command(tmp_path, smaller, "8xA100").fits
+    plan = check_command(tmp_path, smaller, "8xA100").plan
+    assert plan is not None
+    assert plan.fit.may_fit
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ READ_BY_THE_RUN = {
     "rollout.stop": "the engine's requests",
     "rollout.environment": "the rollouts",
     "rollout.base_path": "the engine's weights; tests/planner/checks/test_engine_base.py",
+    "rollout.replays_experts": "engine and trainer, for models with experts; tests/runtime/models",
     "rollout.shares_base": "the engine's weights; tests/memory/serving/test_shared_base.py",
     "placement.partial_rollouts": "the collector, where generation runs ahead",
     "placement.max_buffered_groups": "the collector",

@@ -8,8 +8,7 @@ from rlplan.runtime.rewards.code_tests import Pair
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Sandbox
 from rlplan.units import MIB
-from tests.repository.at_night import mark_nightly
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, open_each
+from tests.runtime.sandbox.attacks import open_each
 
 LOOKS_FIRST = "import os; print(sorted(os.listdir('.')))\n"
 PROGRAMS = {
@@ -64,7 +63,7 @@ def open_by_name() -> Iterator[Callable[[str], Sandbox]]:
         yield opened
 
 
-@pytest.mark.parametrize("backend", mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.mark.parametrize("backend", [*BACKENDS])
 def test_a_program_has_the_same_results_in_every_sandbox(backend: str, open_by_name: Callable[[str], Sandbox]) -> None:
     sandbox = open_by_name(backend)
     results = {}
@@ -74,7 +73,7 @@ def test_a_program_has_the_same_results_in_every_sandbox(backend: str, open_by_n
     assert results == {name: outputs for name, (_, outputs) in PROGRAMS.items()}
 
 
-@pytest.mark.parametrize("backend", mark_nightly(BACKENDS, but=BACKENDS_BY_DAY))
+@pytest.mark.parametrize("backend", [*BACKENDS])
 def test_files_of_all_cases_together_are_bounded(backend: str, open_by_name: Callable[[str], Sandbox]) -> None:
     source = "for n in range(200): open(str(n), 'wb').write(bytes(1 << 20))\nimport time; time.sleep(0.3); print('all')"
     report = open_by_name(backend).run(Program(source, (Case(),), Limits(memory_bytes=256 * MIB)))

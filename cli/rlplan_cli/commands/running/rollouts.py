@@ -39,9 +39,10 @@ def command(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rollouts that a run has kept: prompt, response, rewards, advantage and why it stopped.
+    """Show the rollouts that a run has kept.
 
-    --json also prints the tokens and their log-probs.
+    Each has its prompt, response, rewards and advantage, and why it stopped. --json also prints the tokens and their
+    log-probs.
     """
     from rlplan.runtime.run_folder.following import find_newest_run
     from rlplan.runtime.run_folder.reading_rollouts import choose_rollouts
