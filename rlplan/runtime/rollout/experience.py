@@ -347,9 +347,6 @@ class TrainSample(Packed):
     teacher_logprobs: tuple[float, ...] = ()
     """The teacher's log-probs, [C]; empty with `teacher_tokens`."""
 
-    teacher_tokens: TeacherTokens | None = None
-    """The teacher's distributions, for `algorithm.teacher_top_k`."""
-
     values: tuple[float, ...] = ()
     """The value model's predictions at scoring time, [C]."""
 
@@ -373,6 +370,9 @@ class TrainSample(Packed):
 
     images: tuple[PromptImage, ...] = ()
     """Images of the prompt."""
+
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher's distributions, for `algorithm.teacher_top_k`."""
 
     experts: "np.ndarray[Any, Any] | None" = None
     """`Completion.experts`."""
