@@ -15,6 +15,7 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware, parse_pools
 from rlplan.spec.models.names import match_model
 from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed
+from rlplan.vocabulary import Dtype
 
 PHRASES: list[tuple[str, str, int]] = read_yaml(Path(__file__).parent / "typed_phrases.yaml", "phrases")
 LEAST = 150
@@ -51,6 +52,12 @@ def test_a_phrase_is_read_or_its_way_out_works(phrase: str, command: str, num_as
     reading = read_typed(shlex.split(phrase))
     assert (reading.command, len(reading.assumed)) == (command, num_assumed)
     assert type_command(reading.command).command == command  # what is printed means the same when typed
+
+
+def test_a_question_about_a_gpu_without_bfloat16_is_planned_in_float16() -> None:
+    question = read_question("estimate", JobWords("grpo qwen3 0.6b on a colab t4"))
+    assert (question.job.training.dtype, question.job.rollout.dtype) == (Dtype.FLOAT16, Dtype.FLOAT16)
+    assert any("has no bfloat16" in words for words in question.assumed)
 
 
 def test_a_phrase_is_a_job_with_the_gpus_and_hosts_that_were_said() -> None:

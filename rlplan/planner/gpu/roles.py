@@ -430,8 +430,8 @@ class GpuRoles(RoleBytes):
         """Predict a candidate's peaks and the room for its KV cache."""
         where, keeps = candidate.arrangement, candidate.sends_changes
         trainers = self.sum_trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
-        other = self.sum_engine_bytes(where, candidate.engine, keeps_sent=keeps)
-        return self.subtract_host_memory(fit(trainers, other, self.parts(where).capacities))
+        engines = self.sum_engine_bytes(where, candidate.engine, keeps_sent=keeps)
+        return self.subtract_host_memory(fit(trainers, engines, self.parts(where).capacities))
 
     def subtract_host_memory(self, need: Fit) -> Fit:
         """Subtract host bytes from the room of a GPU that shares the host's memory."""

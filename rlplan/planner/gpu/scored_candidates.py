@@ -213,9 +213,9 @@ class CandidateScorer:
 
     def derive(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
         """Create a scorer for a job with other choices or on fewer of these GPUs, with what it knows to be hopeless."""
-        other = CandidateScorer(job, setting, self.memo, self.hopeless)
-        other.num_misfits = self.num_misfits
-        return other
+        derived = CandidateScorer(job, setting, self.memo, self.hopeless)
+        derived.num_misfits = self.num_misfits
+        return derived
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
         """Whether a choice is known to miss more than BUFFERS in a similar arrangement with at least as many ranks.
