@@ -85,12 +85,12 @@ class Worker:
 
     def call_measured(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it. Concurrent calls are allowed."""
-        start = time.time()
+        start = time.time()  # not a monotonic clock: the driver compares the times of all processes and hosts
         if device := begun():
             device.reset_peak()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
-        give_memory_back()
+        give_memory_back()  # before `resident_bytes`, which would count freed pages of the heap
         measurement = Measurement(
             process=self.process,
             start_s=start,
@@ -104,7 +104,7 @@ class Worker:
         return result, measurement
 
     def pulse(self) -> float:
-        """A number that changes while this worker makes progress; here it changes with every question."""
+        """A number that changes while this worker makes progress. This default changes with every call."""
         return time.monotonic()
 
     def components(self) -> dict[tuple[str, str], int]:
@@ -112,7 +112,7 @@ class Worker:
         return {}
 
     def loaded_components(self) -> dict[tuple[str, str], int]:
-        """Components during the last call, before this process repacked its weights."""
+        """Bytes by (role, kind) during the last call, before this process repacked its weights."""
         return {}
 
 
@@ -149,9 +149,9 @@ class WorkerProcess:
 
 @contextmanager
 def _make_errors_portable(log_folder: Path) -> Iterator[None]:
-    """Pass rlplan's own errors on and turn any other into text: not every exception can be pickled.
+    """Re-raise rlplan's own errors and replace any other by its text, because not every exception can be pickled.
 
-    Disk errors are converted here, on the host of the disk.
+    Disk errors are explained here, because only this host can look at its disk.
     """
     try:
         yield
@@ -166,11 +166,11 @@ def _make_errors_portable(log_folder: Path) -> Iterator[None]:
 
 
 def _redirect_output(path: Path) -> None:
-    """Redirect this process's output to a file. On another host than the driver's the folder may not exist yet."""
+    """Redirect this process's output to a file. On hosts other than the driver's its folder may not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.dup2(log, 1)
+    os.dup2(log, 1)  # the descriptors and not `sys.stdout`, because C++ libraries write to them directly
     os.dup2(log, 2)
     os.close(log)

@@ -5,11 +5,11 @@ comes from (weight_sync/shared_base.py).
 
 vLLM's own loader reads the trainer's weights by name instead of files. Each parameter that it builds is compared with
 the base bit by bit, then replaced by a view of the base. Every start thus proves that both sides agree on each name.
-A parameter takes memory once it is loaded: on a CPU one parameter at a time exists twice, on a GPU all of them do until
-they are compared.
-On a CPU vLLM would pack each linear weight into a separate buffer; here it multiplies with torch, as it does where
-oneDNN has no packed format. Source: vLLM 0.32.0, default_loader.py, layers/utils.py. vLLM's weight_cache/ipc_loader.py
-shares weights only between engines, and only on GPUs.
+On a CPU a parameter takes memory once it is loaded, so only one exists twice at a time. On a GPU all of them exist
+twice until they are compared.
+On a CPU vLLM would pack each linear weight into a separate buffer. With a base it multiplies with torch instead, as it
+does where oneDNN has no packed format. Source: vLLM 0.32.0, default_loader.py, layers/utils.py. vLLM's
+weight_cache/ipc_loader.py shares weights only between engines, and only on GPUs.
 """
 
 from collections.abc import Iterator

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class HeldAdapters:
     """See the module docstring. num_slots: versions that vLLM has room for; 0 where weight sync sends full weights.
 
-    version: used by new samples; the version of the base weights before the first adapter. newest: the version that
-    arrived last; new samples use it after `switch`.
+    version: the version that new samples use; before the first adapter, that of the base weights. newest: the version
+    that arrived last, which new samples use after `switch`.
     """
 
     def __init__(self, num_slots: int, version: int) -> None:
@@ -64,8 +64,8 @@ class HeldAdapters:
     ) -> None:
         """Load a version beside those that running samples use.
 
-        A version that is already loaded stays, as when all engines receive what another engine lost. It is replaced
-        only if its checksums differ and no sample uses it, as when it is sent again after an error.
+        A version that is already loaded stays, for example when all engines receive what a restarted engine needs. It
+        is replaced only if its checksums differ and no sample uses it, for example after a failed update.
         Raises: RunError where running samples occupy all slots: vLLM would silently drop one of their versions. With
         `max_staleness` a slot is always free (see num_adapter_versions in memory/weight_sync/adapters.py).
         """
@@ -90,7 +90,7 @@ class HeldAdapters:
 
     def _make_room(self, llm: Any, version: int) -> None:
         """Free a slot by removing unused versions; the version of new samples goes last."""
-        self.newest = self.version
+        self.newest = self.version  # the arriving version replaces one that no sample has used yet
         self._remove_outdated(llm)
         if version in self._held:
             self._remove_unused(llm, {version})

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 POLL = timedelta(seconds=20)
-"""Longest single wait for the next order, so that `stop` is noticed; an idle engine receives none for long."""
+"""Longest single wait for the next order. `stop` is noticed only between waits, and an idle engine gets no orders."""
 
 
 def join_ranks(rank: int, world_size: int, address: tuple[str, int], timeout: timedelta, listener: int | None) -> Any:
@@ -67,6 +67,7 @@ class Leader:
 
     def send_order(self, order: dict[str, Any]) -> None:
         text = json.dumps(order)
+        # Each follower has keys of its own and deletes them, so that the store does not grow with the run.
         for follower in range(1, self._num_followers + 1):
             self._store.set(f"rlplan/{follower}/{self._count}", text)
         self._count += 1

@@ -158,6 +158,7 @@ class RolloutEngine(Worker):
             from rlplan.runtime.workers.engine.routing_recorder import RoutingRecorder
 
             self.recorder = RoutingRecorder(self._vllm_worker.model_runner)
+        # vLLM labels weights from files `default`, which `read_completion` takes for version 0.
         self.llm.update_weight_version(str(version))
         self.adapters = HeldAdapters(self.arguments.get("max_loras", 0), version)
         if address:
@@ -205,7 +206,7 @@ class RolloutEngine(Worker):
             self.reset_prefix_cache()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
-        """Complete the requests and return them in order. A follower rank waits for the same requests, returns none."""
+        """Complete the requests and return them in order. A follower waits for the same requests but returns none."""
         if self.follower is not None:
             missing = {request.id for request in requests}
             while missing:
@@ -260,7 +261,7 @@ class RolloutEngine(Worker):
         assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True  # versions are mixed until the update ends, so no step may be taken
         if self.job.placement.sync_content is SyncContent.ADAPTER:
-            self._receive_adapter(update)
+            self._receive_adapter(update)  # cached prefixes stay, because vLLM keeps them apart by adapter name
         else:
             self.llm.start_weight_update()
             self.llm.update_weights({"update_info": {"update": update}})
@@ -364,7 +365,7 @@ class RolloutEngine(Worker):
         if rank == 0:
             self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
         else:
-            self.tracker.samples = None
+            self.tracker.samples = None  # the driver takes samples from rank 0 only, so this outbox would only grow
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:

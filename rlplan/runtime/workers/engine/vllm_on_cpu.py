@@ -1,12 +1,12 @@
-"""vLLM on a CPU: kernels that it must use, does without, or has wrong, in 0.32.0.
+"""Changes to vLLM 0.32.0 on a CPU: faster kernels, and workarounds for kernels that are wrong.
 
 In: nothing, or the policy. Out: vLLM with these changes, made through its own extension points; extra `vllm.LLM`
-arguments, for a run and for the probe of an architecture; a process that may use AMX tiles.
+arguments, for runs and for the probe; a process that may use AMX tiles.
 
 vLLM ships an RMS-norm kernel for CPUs (`torch.ops._C`) but computes norms with seven or more torch operations. Each
-operation costs a dispatch in a decoding step of a few rows; compilation would fuse them, but the runtime does not
-compile. vLLM's kernel for gated SiLU is not used: in bf16 it rounds differently than the trainer. vLLM also computes
-the rank of every sampled token, which reads all log-probs once more; rlplan does not use ranks.
+operation costs a dispatch, which matters in a decoding step of a few rows. Compilation would fuse them, but the runtime
+does not compile. vLLM's kernel for gated SiLU is not used, because in bf16 it rounds differently than the trainer. vLLM
+also computes the rank of every sampled token, which reads all log-probs once more; rlplan does not use ranks.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ def choose_cpu_arguments(model: ModelSpec) -> dict[str, Any]:
     """Extra arguments of an engine on a CPU; empty unless the model has latent attention."""
     if model.latent_attention is None:
         return {}
-    # Torch rotates queries and keys: the rotary part of the queries is a view, and vLLM 0.32's CPU kernel (the custom
-    # operation `rotary_embedding`) rotates the wrong elements of a view.
+    # Torch must rotate queries and keys. The rotary part of the queries is a view, and vLLM 0.32's CPU kernel
+    # (`rotary_embedding`) rotates the wrong elements of a view.
     rotated_by_torch = {"custom_ops": ["all", "-rotary_embedding"]}
     # On a CPU with AMX vLLM would choose an attention backend that supports neither fp32 nor blocks of 16 tokens.
     return {"attention_backend": "CPU_MLA", "compilation_config": rotated_by_torch}
@@ -63,8 +63,8 @@ def register_cpu_kernels() -> None:
 def request_amx_tiles() -> None:
     """Request AMX tiles from the kernel for this process; without it their first use ends the process (SIGILL).
 
-    vLLM 0.32 multiplies 4-bit weights with tiles where the CPU has them, but leaves the request to oneDNN. oneDNN makes
-    it only before its own first use. Source: kernels/linear/mixed_precision/cpu.py, `_get_isa_hint`.
+    vLLM 0.32 multiplies 4-bit weights with tiles where the CPU has them, but leaves the request to oneDNN. That library
+    requests tiles only before its own first use. Source: kernels/linear/mixed_precision/cpu.py, `_get_isa_hint`.
     """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()

@@ -71,8 +71,8 @@ def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPac
 def _count_layer_allocations(model: Any) -> Iterator[list[int]]:
     """Inside the `with` block, list the bytes allocated by each layer's `process_weights_after_loading`.
 
-    vLLM's loop over the layers allocates too: up to 110 KiB in the first mixture-of-experts model of a process that has
-    held other models (vLLM 0.32.0), and nothing in the next one. None of that is packed weights.
+    vLLM's loop over the layers allocates other memory, which must not count as packed weights. It takes up to 110 KiB
+    in the first mixture-of-experts model of a process that has held other models (vLLM 0.32.0).
     """
     allocated: list[int] = []
     name = "process_weights_after_loading"

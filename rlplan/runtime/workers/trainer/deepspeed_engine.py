@@ -30,7 +30,7 @@ def import_deepspeed() -> None:
     import deepspeed
 
     importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it even without compilation
-    # Disable the shared-memory all-reduce: ZeRO never calls it, yet it takes 66 MiB of /dev/shm per rank, leaves files
+    # Disable the shared-memory all-reduce, which ZeRO never calls. It takes 66 MiB of /dev/shm per rank, leaves files
     # there, and is compiled at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -64,6 +64,7 @@ def join_ranks(
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    # DeepSpeed adopts torch's group where one exists, so no second group is created (comm/comm.py).
     deepspeed.init_distributed(dist_backend="nccl" if "nccl" in backend else "gloo", verbose=False)
 
 
@@ -99,8 +100,8 @@ def undo_initial_step(engine: Any) -> None:
     """Undo DeepSpeed's initial, empty optimizer step in 16-bit training without ZeRO.
 
     DeepSpeed 0.19.8 allocates the moments with a step of zero gradients (fp16/unfused_optimizer.py). Adam counts that
-    step, so bias correction made the first real step 26 % too short; weight decay changed the master weights. ZeRO's
-    optimizers take no such step, and fp32 training without ZeRO uses torch's own optimizer.
+    step, so its bias correction made the first real step 26 % too short. The step also applied weight decay to the
+    master weights. ZeRO's optimizers take no such step, and fp32 training without ZeRO uses torch's own optimizer.
     """
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
@@ -150,7 +151,7 @@ def max_over_ranks(count: int) -> int:
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Sum a CPU tensor over all ranks, in place.
 
-    Ranks that share a pass each contribute the numbers of the full pass.
+    Ranks that compute a pass together (Ulysses) each contribute the numbers of the full pass.
     """
     import torch.distributed as dist
 
@@ -165,7 +166,7 @@ def score_in_lock_step(
     judge: Callable[[TokenBatch], torch.Tensor],
     convert: Callable[[torch.Tensor], Score],
 ) -> list[Score]:
-    """Score this rank's pairs: for each pair the scores of its response tokens, as `convert` makes them.
+    """Score the response tokens of this rank's pairs. convert: makes a pair's result out of its tensor of scores.
 
     All ranks of the group run the same number of passes, because ZeRO-3 gathers weights in each pass.
     """
@@ -177,7 +178,7 @@ def score_in_lock_step(
 
 
 def score_teacher(pairs: Sequence[SequencePair], job: ResolvedJob, model: Any) -> list[TeacherTokens]:
-    """The teacher's distributions at this rank's response tokens (`algorithm.teacher_top_k`). Collective, as above."""
+    """Compute the teacher's distributions at this rank's response tokens (`algorithm.teacher_top_k`). Collective."""
     vocab_size = model.language_model.config.vocab_size
     top_k = job.algorithm.count_teacher_tokens(vocab_size)
     return score_in_lock_step(

@@ -1,11 +1,11 @@
 """The learning rate of each RL step, computed with torch's schedulers.
 
 In: a job, the peak rate, a step. Out: the step's rate, which depends on nothing else. A resumed run replays the
-schedulers up to its step: it gets the same rate bit for bit, and checkpoints hold no scheduler state.
+schedulers up to its step, so it gets the same rate bit for bit, and checkpoints hold no scheduler state.
 Left out: setting the rate (policy_trainer.py).
 
-transformers' get_scheduler gives the same curves, but its warm-up starts with a rate of 0: in RL the first step would
-generate rollouts for nothing. Importing it also costs each rank 55 MiB and 3.6 s (transformers 5.19).
+transformers' get_scheduler gives the same curves, but its warm-up starts with a rate of 0. The rollouts of the first
+RL step would then train nothing. Importing it also costs each rank 55 MiB and 3.6 s (transformers 5.19).
 """
 
 import torch
@@ -46,6 +46,7 @@ class LearningRates:
         if step < self._step:
             self._restart()
         self._stand_in.step()  # a scheduler warns if it steps before its optimizer
+        # The schedulers never pass the end, because torch's cosine would rise again.
         for _ in range(self._step, min(step, self._end + 1)):
             self._scheduler.step()
         self._step = step

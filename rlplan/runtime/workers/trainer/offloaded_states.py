@@ -2,12 +2,12 @@
 
 In: storages. Out: the same storages, empty, then full again. Left out: which tensors (trained_states.py).
 
-The file is unlinked right after its creation, so nothing remains however the process ends. It lies in the folder of
-temporary files (TMPDIR); a file system in memory would free nothing. A CPU host can only offload to disk. Storages on a
+The file is unlinked right after its creation, so nothing remains however the process ends. It is created in TMPDIR,
+which must be on a disk: in a tmpfs, offloading would free no memory. A CPU host can only offload to disk. Storages on a
 GPU move to pinned host memory, or through it to the file; this has not run on a GPU yet. Pages that were never written
 are not offloaded, because reloading would allocate them.
-DeepSpeed's own `offload_states` is not used: it supports only stages 1 to 3, ZeRO-3 only with DeepSpeed's own
-optimizers, and it changes the addresses of tensors.
+DeepSpeed's own `offload_states` is not used. It supports only stages 1 to 3, and stage 3 only with DeepSpeed's own
+optimizers; it also changes the addresses of tensors.
 """
 
 import ctypes

@@ -42,8 +42,9 @@ def summarize_pass(
 
 
 def _summarize_differences(difference: torch.Tensor) -> dict[str, float]:
-    """Sum, count, maximum and histogram of the absolute log-prob differences between engine and trainer, and the sum of
-    the k3 estimates of KL(engine || trainer) from the engine's tokens.
+    """Summarize the absolute log-prob differences between engine and trainer: sum, count, maximum and histogram.
+
+    `_kl_sum` sums the k3 estimates of KL(engine || trainer) from the engine's tokens.
     """
     apart = difference.abs()
     summary = {
@@ -53,6 +54,7 @@ def _summarize_differences(difference: torch.Tensor) -> dict[str, float]:
         f"{DIFFERENCE}_max": float(apart.max()) if apart.numel() else 0.0,
     }
     bins = (apart.double().log2() * BINS_PER_DOUBLING).ceil().clamp(LOWEST_BIN, HIGHEST_BIN)
+    # The conversion of NaN to an integer is undefined, so NaN counts as the largest difference.
     indices, counts = bins.nan_to_num(HIGHEST_BIN).long().unique(return_counts=True)
     return summary | {
         f"{DIFFERENCE}_bin:{index}": float(count)

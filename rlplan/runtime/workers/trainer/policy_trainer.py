@@ -249,8 +249,8 @@ class PolicyTrainer(Worker):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradient of a micro-batch's loss."""
-        # DeepSpeed averages over ranks and would average over micro-batches, but token weights already sum to 1 over
-        # the mini-batch: undo the first, switch off the second.
+        # Token weights already sum to 1 over the mini-batch. So DeepSpeed's average over ranks is undone, and its
+        # average over micro-batches is switched off.
         factor = self.engine.dp_world_size * find_missing_loss_scale(self.engine)
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
@@ -284,7 +284,7 @@ class PolicyTrainer(Worker):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]] | list[TeacherTokens]:
-        """Score responses with a role that shares these weights: frozen roles with their own adapter, or none."""
+        """Score responses with a role that shares these weights. A frozen role uses its own adapter, or none."""
         module, index = self.engine.module, 2 if role == Role.VALUE else 0
         with activate_adapter(module.language_model, role) if role != Role.VALUE else nullcontext():
             if role == Role.TEACHER and self.job.algorithm.teacher_top_k:

@@ -1,10 +1,10 @@
 """StateSaver: writes and reads a trainer rank's part of a checkpoint.
 
-In: a DeepSpeed engine, a folder. Out: one tensor file and a receipt per rank; or an engine with the saved state, which
-other ranks and another ZeRO stage may have written. Left out: when the checkpoint counts (checkpoints/folder.py).
+In: a DeepSpeed engine, a folder. Out: one tensor file and a receipt per rank; or an engine with the saved state. Other
+ranks and another ZeRO stage may have written that state. Left out: committing a checkpoint (checkpoints/folder.py).
 
-With staging memory, states are copied first and written in the background, while training continues. It takes memory
-throughout the run. Without it, the trainer waits for the disk. On a GPU the staging memory is pinned host memory;
+With staging memory, states are copied first and written in the background, while training continues. The staging memory
+stays allocated throughout the run. Without it, the trainer waits for the disk. On a GPU it is pinned host memory;
 **not yet run on a GPU**.
 """
 
@@ -109,6 +109,7 @@ def restore_states(engine: Any, paths: Sequence[Path], own: Path, facts: dict[st
             eight_bit.bring_back(states, own_file, facts["num_steps"])
         elif facts["num_steps"]:
             states.make_moments(facts["num_steps"])
+        # Before the first optimizer step there are no moments, so only master weights were saved.
         for kind in states.kinds if facts["num_steps"] else (MASTER,):
             for fragment in states.held:
                 values = states.values(kind, fragment)
@@ -125,7 +126,7 @@ def restore_states(engine: Any, paths: Sequence[Path], own: Path, facts: dict[st
 
 @torch.no_grad()
 def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
-    """Set the weights that forward passes read from the master weights, as an optimizer step would."""
+    """Copy the master weights into the weights of forward passes, with the rounding of an optimizer step."""
     owners = {id(fragment.owner) for fragment in states.held}
     shares = {fragment.name: fragment for fragment in states.held}
     for name, parameter in states.trained.items():
@@ -186,7 +187,7 @@ def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, An
     partial = path.with_suffix(".partial")
     try:
         partial.write_text(json.dumps(content), encoding="utf-8")
-        partial.replace(receipt)
+        partial.replace(receipt)  # atomic, because the driver reads a receipt as soon as it exists
     except OSError:
         with suppress(OSError):  # without any receipt the driver would wait until its deadline
             partial.unlink(missing_ok=True)
