@@ -1,7 +1,7 @@
-"""CUDA behind the device layer. Only this file and nvml.py have lines that no machine without a GPU runs.
+"""CUDA behind the device layer. Only this file and nvml.py have lines that need a GPU to run.
 
-In: a place, by default the GPU that this process computes on. Out: a device. docs/gpu.md prints every line of this
-file that calls CUDA. **Not yet run on a GPU.** Written against torch 2.11 to 2.13.
+In: a torch device, by default the GPU that this process computes on. Out: a CudaDevice. docs/gpu.md prints every line
+of this file that calls CUDA. **Not yet run on a GPU.** Written against torch 2.11 to 2.13.
 
 Memory from expandable segments has no IPC handle, so shared memory is allocated while they are off.
 """
@@ -40,8 +40,8 @@ class CudaDevice:
         self.place = place or torch.device("cuda", torch.cuda.current_device())
 
     def begin(self) -> None:
-        """Make this the device of the process."""
-        # libraries that create a context by themselves take the current device
+        """Make this the current device of the process."""
+        # Libraries that create a context by themselves take the current device.
         torch.cuda.set_device(self.place)
 
     def finish(self) -> None:
@@ -61,7 +61,7 @@ class CudaDevice:
         stream.wait_stream(torch.cuda.current_stream(self.place))
 
     def new_event(self) -> Event:
-        """A mark that is not recorded yet."""
+        """A new event, not recorded yet."""
         return torch.cuda.Event()
 
     def uuid(self) -> str:

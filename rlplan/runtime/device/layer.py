@@ -1,6 +1,6 @@
 """The device layer: everything that the runtime asks of an accelerator.
 
-In: a place of tensors. Out: the device there, or None for host memory. Only cuda.py and nvml.py call CUDA or NVML.
+In: the torch device of tensors. Out: a CudaDevice, or None for host memory. Only cuda.py and nvml.py call CUDA or NVML.
 Tests without a GPU use a stand-in (tests/runtime/device/).
 Left out: operations of torch on tensors; which GPUs a machine has (host/detect.py).
 This module must not import torch, because processes without tensors read it too.
@@ -44,20 +44,20 @@ class DeviceBytes:
     def held(self) -> int:
         """Bytes of the process, or of the whole GPU if the driver does not report processes.
 
-        Torch's own count misses what vLLM's sleeping allocator frees. A difference between two moments is right in both
-        cases, provided that other processes did not change.
+        Torch's own count misses memory that vLLM's sleep mode frees. The difference between two moments is right in
+        both cases, unless another process's memory changed in between.
         """
         return self.process or self.total
 
 
 class Event(Protocol):
-    """A mark on a stream."""
+    """An event on a stream, as torch's."""
 
     def record(self, stream: Any) -> None:
-        """Record the mark after the work that is queued on the stream."""
+        """Record the event after the work that is queued on the stream."""
 
     def query(self) -> bool:
-        """Whether the stream has reached the mark."""
+        """Whether the stream has completed the work before the event."""
         ...
 
 
@@ -75,7 +75,7 @@ def present() -> "CudaDevice | None":
 
 
 def device_of(place: "torch.device") -> "CudaDevice | None":
-    """The device of a place, or None for host memory."""
+    """The device layer's device for a torch device; None for host memory."""
     for device in reversed(_standing_in):
         if device.place.type == place.type:
             return device

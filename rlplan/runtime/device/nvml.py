@@ -63,7 +63,7 @@ def read_nvml(nvml: Any, host_bytes: int) -> list[DetectedGpu]:
 
 
 def bytes_of_this_process(uuid: str) -> int:
-    """Bytes that the driver counts for this process on a GPU; 0 if it does not tell, as in containers."""
+    """Bytes that the driver counts for this process on a GPU; 0 if it reports no processes, as in containers."""
     try:
         import pynvml
 

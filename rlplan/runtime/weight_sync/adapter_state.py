@@ -1,10 +1,10 @@
 """Verification that an engine computes with the trainer's adapter, by reading vLLM's adapter slots after loading.
 
-A slot holds A and B of each layer; B is scaled by alpha / rank, each tensor-parallel rank has its shard, and rows
-beyond the adapter's rank are zero. The trainer's matrices are converted to that form and must equal the slot bit for
-bit. vLLM's own layers define the shards.
-In: vLLM's model, a version, the trainer's matrices. Out: names that differ, that have no slot, that cannot be read
-back.
+A slot holds A and B of each layer. B is scaled by alpha / rank, and rows beyond the adapter's rank are zero. Each
+tensor-parallel rank has its shard, which vLLM's own layers define. The trainer's matrices are converted to that form
+and must equal the slot bit for bit.
+In: vLLM's model, a version, the trainer's matrices. Out: names of matrices that differ, have no slot, or cannot be
+read back.
 Left out: the base weights, which are not sent; experts and embeddings, whose slots have other layouts.
 Source: vLLM 0.32.0, lora/model_manager.py and lora/layers/.
 """

@@ -7,11 +7,11 @@ which weights reach a parameter's loader, and when.
 In: the model, before and after. Out: names that differ, and weights that were not loaded, or too late.
 Left out: experts with padding, which vLLM does not write; adapters.
 
-Counts: 8 bytes per tensor, and for a packed matrix its product with 32 rows; no copy of the weights.
+Memory: 8 bytes per tensor, and for a packed matrix its product with 32 rows; no copy of the weights.
 
 vLLM's layerwise reload buffers received tensors until their layer is complete. Buffered tensors are views of the arena,
 which later packets overwrite, so they are copied before their packet is released. vLLM counts elements to detect a
-complete layer. Some layers never complete: a vocabulary padded to a multiple of 64 has rows that no checkpoint fills,
+complete layer. Some layers never complete. A vocabulary padded to a multiple of 64 has rows that no checkpoint fills,
 and a layer may have buffers or scales that nobody sends. Such a layer waits for `finalize_layerwise_reload`.
 Source: vLLM 0.32.0, model_loader/reload/layerwise.py.
 """

@@ -52,7 +52,7 @@ class PolicyReceiver:
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Yield all weights of an update.
 
-        before_release: called with the memory of a packet's tensors, before it may be overwritten; for deltas this is
+        before_release: called with the memory of a packet's tensors, before it may be overwritten. With deltas this is
         the local copy, which the next update changes. Raises: RunError when a packet is late, corrupt or out of order.
         """
         assert self.inlet is not None, "the channel is opened first"
@@ -66,7 +66,7 @@ class PolicyReceiver:
                 if header.encoding == Encoding.DELTA:
                     self._check(checksum_payload(payload), header)
                 source, entries = self._apply_packet(header, payload, index)
-                checksums |= self._verify_checksums(source, header, index)
+                checksums |= self._verify_checksums(source, header, index)  # before vLLM sees a tensor of the packet
                 start = time.perf_counter()
                 yield from view_entries(source, entries, self.dtype)
                 if before_release is not None:
@@ -77,7 +77,7 @@ class PolicyReceiver:
         except BaseException:
             inlet.abort()
             if self.held is not None:
-                self.held.serial = 0
+                self.held.serial = 0  # the copy may be half updated, so no delta can build on it
             raise
         self.report.checksums = checksums
         if self.held is not None:

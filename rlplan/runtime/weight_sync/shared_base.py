@@ -5,9 +5,9 @@ which the engine opens it. Left out: the engine's parameters (workers/engine/bas
 (planner/checks/engine_base.py).
 
 On a CPU the memory is an unnamed file, opened by the trainer's process id and descriptor. It disappears with its last
-process, however that ends, and a restarted engine opens it again. On a GPU the trainer allocates it and the engine
-opens it by CUDA IPC, through the device layer as in transports/cuda_ipc.py. **Not yet run on a GPU.** The trainer
-counts the pages in its memory figures. The engine maps them copy-on-write, so it cannot change the trainer's weights.
+process, however that ends, and a restarted engine opens it again. The trainer counts its pages in its memory figures.
+The engine maps them copy-on-write, so it cannot change the trainer's weights. On a GPU the trainer allocates the memory
+and the engine opens it by CUDA IPC, as in transports/cuda_ipc.py. **Not yet run on a GPU.**
 """
 
 import mmap
@@ -133,7 +133,7 @@ class OpenedBase(_SharedMemory):
         return round_up(self.num_bytes, mmap.PAGESIZE) if self.is_on_host else 0
 
     def close(self) -> None:
-        """Release the memory, after the engine's parameters were freed."""
+        """Release the memory. The engine's parameters, which are views of it, must be freed before."""
         with counted_elsewhere(-self._num_counted):
             del self.memory, self.tensors
 

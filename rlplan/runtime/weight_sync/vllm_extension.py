@@ -1,8 +1,8 @@
 """The vLLM extension for weight sync: one WeightTransferEngine for all transports and contents.
 
 vLLM imports this module in every worker process, because `worker_extension_cls` names a class of it. The import
-registers the backend. Weights are loaded through vLLM's layerwise reload: on a CPU vLLM has packed the linear weights
-into opaque buffers, and a plain `load_weights` would fail half-way. Written against vLLM 0.32.
+registers the backend. Weights are loaded through vLLM's layerwise reload. A plain `load_weights` would fail half-way on
+a CPU, where vLLM has packed the linear weights into opaque buffers. Written against vLLM 0.32.
 """
 
 import time
@@ -49,7 +49,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
-    """Loads updates into the model, by start, receive and finish. An update is not transactional.
+    """Loads an update into the model in three calls: start, receive, finish. A failure leaves mixed versions.
 
     apply_s: seconds that vLLM spent on the last update: unpacking, loading, packing. copied_bytes: size of the last
     update's tensors that were copied because vLLM buffered them.
@@ -74,12 +74,12 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.receiver.connect(init_info.endpoint)
 
     def start_weight_update(self) -> None:
-        """Return the model to the state in which weights can be loaded."""
+        """Bring the model back into the state in which weights can be loaded."""
         start = time.perf_counter()
         if self.device.type == "cpu":
             for module in self.model.modules():
                 _pack_experts_at_every_load(getattr(module, "quant_method", None))
-        set_loaded_sizes(self.model)
+        set_loaded_sizes(self.model)  # before the reload, which reads them to count the elements of a layer
         initialize_layerwise_reload(self.model)
         self.copied_bytes = 0
         self.apply_s = time.perf_counter() - start

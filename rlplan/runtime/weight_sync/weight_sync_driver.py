@@ -27,9 +27,9 @@ REASON_S = 2.0
 class WeightSync:
     """Weight sync from the trainer to the engines. version: weight version that the engines hold, 0 at first.
 
-    is_behind: whether the trainer has taken optimizer steps since. verified: summary of the engines' verification;
-    empty before the first one, and after an engine was restarted. is_verified: whether updates need no further
-    verification.
+    is_behind: whether the trainer has taken optimizer steps since that version. verified: summary of the engines'
+    verification, empty before the first one and after an engine's restart. is_verified: whether further updates need
+    no verification.
     """
 
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup) -> None:
@@ -86,7 +86,7 @@ class WeightSync:
             raise
 
     def forget(self) -> None:
-        """After an engine's restart: let the next update open a new channel, send all weights and be verified."""
+        """Forget the channel after an engine's restart; the next update opens a new one and sends and verifies all."""
         self.is_open, self.is_verified, self.verified = False, False, ""
 
     def resend(self) -> list[Measurement]:
@@ -126,12 +126,13 @@ class WeightSync:
             ]
         )
         self.endpoints = offers
+        # All sides connect at the same time, because gloo and NCCL wait in `connect` for every member of their group.
         calls: list[tuple[Any, ...]] = []
         for (sender, readers), offer in zip(self.channels, offers, strict=True):
             calls.append((sender, *bind_call(TRAINER.open_channel, offer)))
             calls += [(engine, *bind_call(ENGINE.open_channel, offer, reader)) for reader, engine in enumerate(readers)]
         measurements = self._run_measured(calls)[1]
-        self.is_open, self.serial = True, 0  # the first update over a new channel is a full one
+        self.is_open, self.serial = True, 0  # update 1 of a channel is a full one: nothing has been sent over it yet
         return offered + measurements
 
     def _build_endpoint(self, sender: str, num_readers: int) -> Endpoint:

@@ -1,10 +1,10 @@
 """Adapter content: loads a received LoRA adapter into the engine's LoRA manager.
 
 In: the tensors of one version, by name. Out: the `LoRARequest` with which the engine uses it. The base weights are
-never sent. vLLM reads adapters from a folder in PEFT's layout, so each engine process writes one into its host's memory
-and removes it once vLLM has a copy. It holds a lock on the folder until then: a folder without a lock was left by a
-killed process, and the next process that loads an adapter removes it. Each version has its own name and id, because
-vLLM never rereads the files of a known id.
+never sent. vLLM reads adapters only from a folder in PEFT's layout. So each engine process writes a folder into
+/dev/shm, and removes it once vLLM has a copy. It holds a lock on the folder until then. A folder without a lock was
+left by a killed process, and the next process that loads an adapter removes it. Each version has its own name and id,
+because vLLM never rereads the files of a known id.
 """
 
 import fcntl

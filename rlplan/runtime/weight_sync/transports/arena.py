@@ -1,11 +1,12 @@
 """The shared-memory file of a channel: pages with counters and headers, then the arena of packets.
 
 In: a path and packets. Out: the mapped file. Counters are aligned 8-byte words, each written by one side and read by
-the other. Left out: torch (both sides of every host-local transport share these pages).
+the other. Left out: tensors over the packets, which each side makes from the map (shared_memory.py).
 
-Words: 0: the last failed update; 1: packets published; 2 to 63: packets read by each reader; 64 to 127: process ids of
-the sender and the readers; from 128: the packets' headers, 8 words each. Counters continue over updates: update
-`serial` of n packets starts at serial * n. A waiting side learns from the kernel (pidfd) that the other side has ended.
+Word 0 holds the last failed update, word 1 the number of packets published. Words 2 to 63 hold the packets read by each
+reader, and 64 to 127 the process ids of the sender and the readers. From word 128 on there are the packets' headers, 8
+words each. Counters continue over updates: update `serial` of n packets starts at serial * n. A waiting side learns
+from the kernel (pidfd) that the other side has ended.
 Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's locks order them in practice).
 """
 
@@ -75,6 +76,7 @@ class ControlPage:
         first = FIRST_HEADER + HEADER_STRIDE * index
         for position, word in enumerate(header):
             self._words[first + position] = word
+        # The counter is written last: readers poll it, and must then find the complete header and payload.
         self._words[PUBLISHED] = self.encode_count(serial, index + 1)
 
     def header(self, index: int) -> list[int]:
@@ -89,7 +91,7 @@ class ControlPage:
         self._words[FIRST_READER + reader] = self.encode_count(serial, num_packets)
 
     def num_read_by_all(self, serial: int, num_readers: int) -> int:
-        """Packets of the update that every reader has read; negative while a reader is still in an earlier update."""
+        """Number of this update's packets that every reader has read; negative while one is in an earlier update."""
         done = min(self._words[FIRST_READER : FIRST_READER + num_readers])
         return done - self.encode_count(serial, 0)
 

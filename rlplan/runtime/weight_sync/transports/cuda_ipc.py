@@ -1,8 +1,8 @@
 """The CUDA IPC transport: the trainer writes packets into device memory that engines on the same GPU have mapped.
 
 In: packets. Out: payloads that are views of the trainer's arena, so there is one copy per GPU. The shared pages hold
-only counters and headers, as with shared memory. Left out: GPUs other than the sender's, and engines inside the
-trainer's process (CUDA does not open handles of the own process).
+only counters and headers. Left out: GPUs other than the sender's, and engines inside the trainer's process, because
+CUDA opens no handle in the process that made it.
 **Not yet run on a GPU**; tested with the simulated device of the tests (tests/runtime/device).
 
 CUDA operations are asynchronous: a packet is published or released only after the stream has finished with it.

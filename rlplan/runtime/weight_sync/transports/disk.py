@@ -1,9 +1,9 @@
 """The disk transport: safetensors files in one folder per update, for engines on any host that shares the folder.
 
-In: packets. Out: the same bytes, read back into one buffer. A file gets its name once it is complete. Full packets
-store tensors by name, so that any safetensors reader can read them; deltas store one tensor of bytes. A reader on the
-sender's host notices at once that the sender has ended; a reader on another host at its timeout.
-Left out: fsync; data that the kernel has accepted counts as written.
+In: packets. Out: the same bytes, read back into one buffer. A file gets its final name when it is complete. Full
+packets store tensors by name, so that any safetensors reader can read them; deltas store one tensor of bytes. A reader
+on the sender's host notices at once that the sender has ended; a reader on another host notices at its timeout.
+Left out: fsync. Data that the kernel has accepted counts as written.
 """
 
 import json

@@ -135,6 +135,7 @@ class GlooInlet(GlooSide):
 
     def begin(self, update: Update) -> None:
         super().begin(update)
+        # A new queue, because the thread of a failed update may still put its error into the old one.
         self._came, self._num_read = queue.Queue(), 0
         threading.Thread(target=self._receive_packets, args=(self._came,), daemon=True).start()
 
@@ -173,7 +174,7 @@ class GlooInlet(GlooSide):
 
 
 def own_address(peer: str) -> str:
-    """This host's address on the route to a peer. Nothing is sent.
+    """This host's address on the route to a peer. Connecting a UDP socket only looks up the route and sends nothing.
 
     >>> own_address("127.0.0.1")
     '127.0.0.1'

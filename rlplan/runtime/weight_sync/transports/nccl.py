@@ -1,7 +1,7 @@
 """The NCCL transport: broadcasts between GPUs, from the sending rank to all engine processes.
 
-In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers use vLLM's stateless group (TCP),
-payloads a separate NCCL communicator: a second NCCL group created by torch fails next to vLLM's.
+In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers use vLLM's stateless group (TCP).
+Payloads use a separate NCCL communicator, because a second NCCL group created by torch fails next to vLLM's.
 Left out: several sending ranks, sharded tensors. **Not yet run on a GPU**; tested with the simulated device of the
 tests (tests/runtime/device). Written against vLLM 0.32.
 
