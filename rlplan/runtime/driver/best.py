@@ -12,7 +12,10 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 class BestSoFar:
-    """Best values so far. early: of the early-stopping metric; kept: of the metric whose best checkpoint is kept."""
+    """Best values so far.
+
+    early: of the early-stopping metric. kept: of the metric that decides which checkpoint is kept.
+    """
 
     def __init__(self, job: ResolvedJob, state: RunState | None = None) -> None:
         self.job = job
@@ -37,11 +40,13 @@ class BestSoFar:
 
 
 def update_best(best: Best | None, step: int, value: float, mode: str, min_delta: float = 0.0) -> Best:
-    """The best value after one more: the new one if it is better by more than min_delta, else the old one.
+    """Return the new value if it is better than the best one by more than min_delta, else the best one, counted up.
 
-    >>> first = better(None, 10, 0.5, "max")
-    >>> better(first, 20, 0.52, "max", min_delta=0.05).num_without, better(first, 20, 0.6, "max", min_delta=0.05).step
-    (1, 20)
+    >>> first = update_best(None, 10, 0.5, "max")
+    >>> update_best(first, 20, 0.52, "max", min_delta=0.05).num_without
+    1
+    >>> update_best(first, 20, 0.6, "max", min_delta=0.05).step
+    20
     """
     if best is None or (value - best.value if mode == "max" else best.value - value) > min_delta:
         return Best(value=value, step=step)

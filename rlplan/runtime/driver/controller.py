@@ -1,9 +1,8 @@
 """Controller: starts each action of a Schedule once the actions that it depends on are done.
 
-Async rollouts are one action that starts once and runs in parallel to all steps.
+Async rollouts are one action that starts once and runs in parallel to all steps. Every wait has a deadline.
 
 In: a Schedule and a function that runs one action. Out: nothing; the function stores the results.
-Every wait has a deadline.
 """
 
 import time
@@ -14,7 +13,7 @@ from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import RunError
 
 RunAction = Callable[[Action, int], None]
-"""Runs an action of a step; returns when it is done."""
+"""Function that runs an action of a step and returns when the action is done."""
 
 POLL_S = 0.2
 """Longest single wait, so that signals are handled in between."""
@@ -30,8 +29,8 @@ class Controller:
     def run(self, num_steps: int, finish_step: Callable[[int], bool | None], *, first_step: int = 1) -> None:
         """Run the start actions, the steps up to `num_steps`, and the finish actions.
 
-        finish_step: called with 0 after the start, with each step's number, and with -1 at the end; returns whether the
-        run ends early. first_step: the first step of a resumed run; earlier ones were done before.
+        finish_step: called with 0 after the start, with each step's number, and with -1 at the end. It returns whether
+        the run ends early. first_step: the first step to run; a resumed run skips those before it.
         """
         self._play(self.schedule.start, 0)
         finish_step(0)
@@ -46,12 +45,12 @@ class Controller:
                     break
             self._join(async_action, num_steps)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # an error must not wait for generation to end
         self._play(self.schedule.finish, -1)
         finish_step(-1)
 
     def _join(self, async_action: Action | None, step: int) -> None:
-        """Wait for the end of async rollouts, after all generated rollouts have been taken."""
+        """Wait for the end of async rollouts, whose results the steps have already taken."""
         if async_action is None or self._beside is None:
             return
         deadline = time.monotonic() + self.deadline_s(async_action)
@@ -84,7 +83,7 @@ class Controller:
                 if self._beside is not None and self._beside.done():
                     self._beside.result()  # raises the error of failed async rollouts at once
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # an action that hangs must not delay another one's error
 
 
 def _check_deadlines(running: list[tuple[Action, float]], step: int) -> None:

@@ -1,9 +1,9 @@
 """Cycle: a rehearsal of one step before step 1, which shows whether the plan fits into memory.
 
 In: the action runner, a plan's ledger, each process's memory. Out: each process's peak, action by action.
-Trainers take a step of the largest size and are reset. With time sharing, all switches run in the step's order: the
+Trainers take a step of the largest size and are reset. With time sharing, all switches run in the step's order. The
 engine sleeps or stops, roles are offloaded and reloaded, and the engine wakes and receives the start weights.
-Left out: generation and scoring, which the first evaluation and step 1 show; records in the trace.
+Left out: generation and scoring, which run in the first evaluation and in step 1; records in the trace.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ SWITCHING = (ActionKind.STOP_ENGINE, ActionKind.SLEEP_ENGINE, ActionKind.OFFLOAD
 class Cycle:
     """See the module docstring. `play` updates the memory figures.
 
-    A trainer counts with its memory after the rehearsed step, although it is reset: from step 1 on it holds that much.
+    A trainer's memory is that after the rehearsed step, although the trainer is reset: step 1 allocates as much again.
     """
 
     runner: ActionRunner
@@ -42,7 +42,7 @@ class Cycle:
 
     @property
     def shares_time(self) -> bool:
-        """Whether phases share memory in time, so that the step has switches."""
+        """Whether the step has switches that free memory (time sharing)."""
         return any(action.kind.value in FREEING for action in self.runner.spec.schedule.step)
 
     def play(self) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:

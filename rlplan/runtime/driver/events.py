@@ -9,13 +9,13 @@ class RunEvent:
     """One event of a run."""
 
     kind: str
-    """`phase` or `alarm` (described by `text`), `action` (has started), `step` (has ended, with its numbers)."""
+    """`phase` or `alarm`, which `text` describes; `action` for a started action; `step` for a finished step."""
 
     step: int
     """Number of the step; 0 before the first."""
 
     text: str = ""
-    """Text of a phase or alarm; the id of an action."""
+    """Text of a phase or alarm, or id of an action."""
 
     learning: dict[str, float] = field(default_factory=dict)
     """A step's metrics by name."""

@@ -2,7 +2,7 @@
 
 In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError after a
 failure. All checks that need no process come first, before anything is written (`prepare_task`).
-Events for a display go to a listener; this module prints nothing.
+This module prints nothing: a listener receives the events for a display.
 """
 
 import os
@@ -62,8 +62,8 @@ def prepare_task(
 ) -> Iterator[Task]:
     """Context with a run that has passed all checks, with its reward processes started; nothing is written yet.
 
-    what: a plan, or a bundle's folder. address: a running Ray cluster's, or None to start Ray here. sandbox: for
-    programs in responses. earlier: the run folder whose last checkpoint the run resumes from.
+    what: a plan, or a bundle's folder. address: address of a running Ray cluster; None starts Ray here. sandbox: the
+    sandbox for programs in responses. earlier: the run folder whose last checkpoint the run resumes from.
     Raises: SpecError, EmitError, HostError.
     """
     if isinstance(what, Plan):
@@ -93,7 +93,7 @@ def prepare_run_folder(task: Task, run_folder: Path, *, writes_bundle: bool) -> 
     """Write the files that a run starts from into its locked run folder (run_lock.py).
 
     These are the checkpoint to resume from, and with `writes_bundle` a bundle of the plan.
-    Returns: the task as written. Raises: SpecError, EmitError, after removing what was written.
+    Returns: the task as read back. Raises: SpecError, EmitError, after removing what was written.
     """
     bundle = run_folder / "bundle"
     try:
@@ -173,7 +173,7 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
 
 
 def _run_with_fallbacks(task: Task, recorder: Recorder, listener: Listener) -> None:
-    """Run until the end. If the rehearsal does not fit, try a fallback; if ranks are lost, resume from a checkpoint."""
+    """Run until the end. If the rehearsal does not fit, try a fallback. If ranks are lost, resume from a checkpoint."""
     num_losses, cluster = 0, Cluster(task.address, task.spec.job.limits.stall_timeout_s)
     try:
         while True:
@@ -221,7 +221,7 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
     try:
         with _start_weights(spec, recorder.folder) as start_weights:
             worker_group.start()
-            listen_for_signals()  # Ray has installed its own handler, or swallowed an exception of ours
+            listen_for_signals()  # Ray has replaced our handlers, or has swallowed an exception that one of them raised
             model_folder = start_weights()
         play = Player(recorder, worker_group, listener, task)
         resumption = task.resumption
@@ -259,10 +259,10 @@ def _has_own_start(spec: ExecutionSpec) -> bool:
 
 @contextmanager
 def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[], Path]]:
-    """Context with a function that waits for the start weights and returns their folder.
+    """Context with a function that waits for the start weights and returns their folder. The function raises: RunError.
 
-    It is the policy's own folder, or one that a child process writes meanwhile: random weights, or the language part of
-    a vision-language model. A restarted run has that folder already. The function raises: RunError.
+    The folder is the policy's own, or one that a child process writes while the workers start. The child writes random
+    weights, or the language part of a vision-language model. A resumed run has that folder already.
     """
     folder, draft = run_folder / "start_policy", run_folder / "start_policy.draft"
     if not _has_own_start(spec) or folder.is_dir():
@@ -283,12 +283,13 @@ def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[
 def _await_start_weights(
     child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float
 ) -> Path:
-    """Wait for the child process, then give the finished folder its final name. Raises: RunError."""
+    """Wait for the child process, then rename the finished folder. Raises: RunError."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
     if child.returncode == 0:
         draft.rename(folder)
         return folder
+    # The child's exit status is the error number of its disk error, if there was one.
     if failure := disk_error(OSError(child.returncode or 0, "", str(folder)), folder.parent):
         raise failure
     raise RunError(

@@ -76,7 +76,7 @@ class Player:
         self.recorder.write_alarm(step, "restart", text, process=process)
 
     def rehearse(self) -> None:
-        """Before step 1, run a step of the largest size and compare it with the plan. Raises: MisfitError, RunError."""
+        """Run a step of the largest size before step 1 and compare it with the plan. Raises: MisfitError, RunError."""
         changes = list(self.task.changes)
         write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
@@ -88,6 +88,7 @@ class Player:
             latest = compare(self.ledger, peaks, actions)
             rehearsed += latest
             write(rehearsal_as_json(rehearsed, changes))
+            # With time sharing, the peaks of earlier phases are over; otherwise all trainers hold their memory at once.
             check_fits(self.ledger, latest if cycle.shares_time else rehearsed, cycle.resident)
         return None
 
@@ -115,14 +116,14 @@ class Player:
         if step > 0:
             by_group = {rollout.group: rollout.prompt.id for rollout in self.runner.collector.rollouts}
             self.recorder.write_row("prompts.jsonl", {"step": step, "prompts": [*by_group.values()]})
-            self.recorder.rollouts.settle()  # before the step's checkpoint, which promises that they are there
+            self.recorder.rollouts.settle()  # before the step's checkpoint, which promises that the file is complete
         why = self.runner.best.observe(step, learning) if step >= 0 else None
         self.runner.finish_step(step)
         self.listener(RunEvent("step", step, "", learning, timings))
         return why is not None and self._stops_early(step, why)
 
     def last_step(self) -> int:
-        """Number of the run's last step; for a run that is resumed after it stopped early, the step it stopped at."""
+        """Number of the run's last step; for a resumed run that had stopped early, the step at which it stopped."""
         resumption = self.task.resumption
         if resumption is not None and self._stops_early(resumption.step, self.runner.best.explain_stop()):
             return resumption.step

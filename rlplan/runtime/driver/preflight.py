@@ -141,7 +141,7 @@ def _check_chat_templates(job: ResolvedJob) -> None:
 
 
 def _find_base_model(folder: Path) -> Path | None:
-    """The model that a run's policy was trained from, by the plan in the run folder; None for other models.
+    """The model that a run's policy was trained from, read from the plan in the run folder; None for other models.
 
     Only the path is read from the plan, because an earlier version of rlplan may have written it.
     """
@@ -169,7 +169,7 @@ def measure_free_memory() -> int:
 
 
 def _count_reclaimable_bytes(group: Path) -> int:
-    """Bytes that a control group counts as used but can reclaim: inactive file pages."""
+    """Bytes of inactive file pages, which a control group counts as used although the kernel can reclaim them."""
     lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").is_file() else []
     counts = dict(line.split() for line in lines)
     return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))

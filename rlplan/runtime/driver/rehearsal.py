@@ -3,7 +3,7 @@
 In: a plan's ledger, each rehearsing process's peak, the other processes' memory. Out: a comparison, and a MisfitError
 where a host has too little memory. Left out: how a trainer rehearses (workers/trainer/policy_trainer.py).
 
-The first weight sync precedes it, so that trainer, engine and staging memory are all allocated.
+The first weight sync precedes the rehearsal, so that trainer, engine and staging memory are all allocated.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from rlplan.units import format_bytes
 
 
 class MisfitError(HostError):
-    """A host's memory is too small for the rehearsed step; another plan may fit."""
+    """A host's or GPU's memory is too small for the rehearsed step; another plan may fit."""
 
     def add_changes(self, changes: list[str]) -> "MisfitError":
         """The same error with the fallbacks that were tried."""
@@ -39,7 +39,7 @@ class Rehearsed:
 
 
 def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, ...]) -> tuple[Rehearsed, ...]:
-    """Pair each rehearsing process's measured peak with its largest predicted one over the rehearsed actions."""
+    """Pair each rehearsing process's measured peak with its largest predicted peak over the rehearsed actions."""
     hosts = _map_processes_to_hosts(ledger)
     return tuple(
         Rehearsed(process, hosts.get(process, "host"), _find_predicted_peak(ledger, process, actions), peak)
@@ -48,11 +48,11 @@ def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, 
 
 
 def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident: Mapping[str, int]) -> None:
-    """Compare the memory of all processes of a host, at the peak of the rehearsing ones, with the host's capacity.
+    """Compare each host's memory with its capacity, assuming that all rehearsing processes peak at once.
 
     On GPUs there is nothing to check: a step that does not fit has failed already.
 
-    resident: bytes of each waiting process. Raises: MisfitError with both numbers.
+    resident: bytes of each process, which count for those that do not rehearse. Raises: MisfitError with both numbers.
     """
     if not ledger.shares_host_memory:
         return

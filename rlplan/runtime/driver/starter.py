@@ -1,6 +1,6 @@
 """Starter: the start actions of a run, from processes without libraries to loaded models.
 
-In: the start actions of a schedule. Out: measurements; to the recorder, each process's memory before it loads a model.
+In: the start actions of a schedule. Out: measurements. The recorder gets each process's memory before it loads a model.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,12 @@ class Starter:
         return imported + started + prepared + self._prepare_weights(action)
 
     def start_engine(self, action: Action, step: int) -> list[Measurement]:
-        """Start all engines; a stopped engine starts from the last saved weights. Libraries are imported in step 0."""
+        """Start all engines, from the last saved weights if there are any. Step 0 also imports their libraries."""
         self.weight_sync.forget()
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.engine_folder() if self.switches.saved is None else str(self.switches.saved)
-        if self.spec.job.takes_images:  # the engine also needs the vision tower; it never restarts (planner/rules.py)
+        # The engine also needs the vision tower, which saved weights lack. It never restarts (planner/rules.py).
+        if self.spec.job.takes_images:
             folder = self.spec.job.policy.path
         self.switches.check_saved(action.processes, self.weight_sync.version)
         version, timeout_s = self.weight_sync.version, self.worker_group.deadline_s(action)

@@ -39,7 +39,7 @@ from rlplan.vocabulary import ActionKind, Phase, Role
 
 
 class ActionRunner:
-    """Runs actions on a worker group. model_folder: the start checkpoint."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class ActionRunner:
         reward_pool: RewardPool,
         resumption: Resumption | None = None,
     ) -> None:
-        """announce: called before a process is restarted. reward_pool: computes rewards; the caller closes it.
+        """model_folder: the start checkpoint. announce: called before a process is restarted.
 
-        resumption: the checkpoint that the run resumes from.
+        reward_pool: computes rewards; the caller closes it. resumption: the checkpoint that the run resumes from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
         self.metrics = StepMetrics(spec.job)
@@ -80,7 +80,7 @@ class ActionRunner:
         self.resumed = restore_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
 
     def run_action(self, action: Action, step: int) -> None:
-        """Run one action and record it. The action of async rollouts runs until all steps are done."""
+        """Run one action and record it. The action of async rollouts runs until the last step's rollouts are done."""
         if self.stream is not None and action == self.spec.schedule.async_action:
             return self.collector.run_async_rollouts()
         if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
@@ -134,6 +134,8 @@ class ActionRunner:
 
     def _serialize_trainer_calls(self, handler: Handler, action: Action) -> Handler:
         """Serialize calls to the trainers: all ranks must run collectives in the same order."""
+        # `_sync_weights` takes the lock itself, once the engines are paused. Until then it may wait for a lost engine,
+        # which can be restored only while the lock is free.
         is_trainers = any("_trainer/" in process for process in action.processes)
         if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
             return handler
@@ -152,7 +154,7 @@ class ActionRunner:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
     def stop_early(self, step: int) -> None:
-        """Make this the last step; async generation starts no more rollouts."""
+        """Make this the last step. Async generation starts no more rollouts."""
         self.collector.stop_after(step)
 
     def _collect_state(self, step: int) -> tuple[RunState, Any]:

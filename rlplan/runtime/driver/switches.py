@@ -1,4 +1,4 @@
-"""Switches between phases of time sharing: sleep, wake, offload, reload and stop; also weights saved for restarts.
+"""Switches between phases of time sharing: sleep, wake, offload, reload and stop. Also saves weights for restarts.
 
 In: an action. Out: measurements. Left out: when each switch happens (the schedule).
 """
@@ -17,7 +17,7 @@ from rlplan.vocabulary import ActionKind
 
 
 class Switches:
-    """See the module docstring. saved: folder of the last saved weights, or None; checksums: of these weights."""
+    """See the module docstring. saved: folder of the last saved weights, or None. checksums: their checksums."""
 
     def __init__(self, worker_group: WorkerGroup, run_folder: Path, job: ResolvedJob) -> None:
         self.worker_group, self.run_folder, self.job = worker_group, run_folder, job
@@ -43,7 +43,7 @@ class Switches:
             action, lambda rank: bind_call(TRAINER.save, str(folder), tokenizer_folder)
         )
         (self.checksums,) = [checksums for checksums in written if checksums is not None]
-        if self.saved is not None:
+        if self.saved is not None:  # only now, because a lost engine would have been restored from it until here
             shutil.rmtree(self.saved, ignore_errors=True)
         self.saved = folder
         return measurements
