@@ -1,6 +1,7 @@
 """ExperienceBuffer: finished groups and their policy versions, until a step takes them.
 
-In: finished groups. Out: the oldest ones by number; the numbers of those that became too stale, to be generated again.
+In: finished groups. Out: the groups with the lowest numbers; the numbers of groups that became too stale, which are
+generated again.
 On-policy training is a staleness bound of 0. Groups beyond `max_in_memory` are spilled to disk, the newest first.
 Left out: which prompts may start (simulate/staleness.py), and dynamic sampling (groups.py).
 """
@@ -82,8 +83,8 @@ class ExperienceBuffer:
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
         """Drop the groups that will be too stale when they are taken, and return their numbers.
 
-        num_per_version: groups that are trained under each version, from `version` on. others: numbers of groups that
-        will be taken too but are not in the buffer.
+        num_per_version: groups that are trained under each version, from `version` on. others: numbers of groups
+        outside the buffer that will be taken too.
         """
         buffered = {*self._groups, *self._spilled}
         in_order = sorted(buffered.union(others))
@@ -144,7 +145,7 @@ _GROUP = TypeAdapter(BufferedGroup)
 
 
 def list_buffered_prompts(state: dict[str, Any]) -> list[int]:
-    """Numbers of the prompts whose groups are in a saved state. Raises: as `ExperienceBuffer.restore`."""
+    """Numbers of the prompts whose groups are in a saved state. Raises: the errors of `ExperienceBuffer.restore`."""
     return [group.number for group in _parse_groups(state)]
 
 

@@ -44,7 +44,7 @@ SAMPLES_S = 0.1
 
 
 class Collector:
-    """See the module docstring. rollouts, baselines: of the current step. stream: async generation, or None.
+    """See the module docstring. rollouts, baselines: those of the current step. stream: async generation, or None.
 
     last_step: number of the run's last step.
     """
@@ -75,7 +75,7 @@ class Collector:
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
-        """Generate rollouts of new prompts; dynamic sampling replaces zero-variance groups by further prompts."""
+        """Generate rollouts of new prompts. Dynamic sampling replaces zero-variance groups by further ones."""
         first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
         measurements: list[Measurement] = []
 
@@ -93,7 +93,7 @@ class Collector:
         return measurements
 
     def take_rollouts(self, step: int) -> None:
-        """Take the oldest complete groups of the stream; without generation, take the data set's answers."""
+        """Take the oldest complete groups of the stream. Without generation, take the data set's answers."""
         if self.stream is None:
             count = self.job.workload.num_prompts_per_step
             self._gather_groups(
@@ -152,7 +152,7 @@ class Collector:
             self.recorder.write_alarm(step, "tools", text, num_calls=faults.total())
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
-        """Evaluate on the held-out prompts; the finish does not repeat an evaluation of the last step."""
+        """Evaluate on the held-out prompts, unless the last step has done so and this is the run's final evaluation."""
         if self._is_evaluated(step):
             return []
         requests = self.requests.evaluation_requests()
@@ -234,7 +234,7 @@ class Collector:
         )
 
     def _start_conversations(self) -> MultiTurnRollouts:
-        """Multi-turn generation: the engines, and the environment, tools or agent between the policy's turns."""
+        """Start multi-turn generation, where an environment, tools or an agent act between the policy's turns."""
         log, described = self.recorder.folder / "logs" / "environment.log", self.prompts.environment
         if self.job.rollout.environment.agent is not None:
             agents = AgentRollouts(self.fleet, self.job, self.requests.find_prompt, log)
@@ -290,7 +290,7 @@ class Collector:
             thread.join(self.job.limits.action_timeout_s)
 
     def _judge_samples(self, is_over: threading.Event) -> None:
-        """Judge finished samples until `is_over`. A lost engine only ends this thread: the rest is judged later."""
+        """Judge finished samples until `is_over`. A lost engine ends only this thread: `verify` judges the rest."""
         while not is_over.is_set():
             try:
                 samples = self.fleet.finished_samples(SAMPLES_S, self.job.limits.action_timeout_s)

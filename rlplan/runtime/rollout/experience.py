@@ -17,9 +17,9 @@ SINGLE = frozenset({"logprobs", "reference_logprobs", "teacher_logprobs", "old_l
 
 
 class Packed:
-    """A dataclass that pickles its tuples of numbers as arrays, because a step sends millions of them.
+    """A dataclass that pickles its tuples of numbers as arrays, because a step sends millions of numbers.
 
-    A token id takes 2 or 4 bytes instead of 3 to 5, a log-prob 4 instead of 9; equal advantages are sent once.
+    A token id takes 2 or 4 bytes instead of 3 to 5, and a log-prob 4 instead of 9. Equal advantages are sent once.
     """
 
     __slots__ = ()
@@ -30,7 +30,7 @@ class Packed:
 
 
 def _pack(value: Any, is_single: bool) -> Any:
-    """A tuple of numbers as (type code, bytes) or (number, how many); other values in a list."""
+    """Encode a tuple of numbers as (type code, bytes), or (number, count) if all are equal; wrap others in a list."""
     if type(value) is not tuple or not value or type(value[0]) not in (int, float):
         return [value]
     if is_single:
@@ -225,7 +225,7 @@ class Completion(Packed):
     `rollout.replays_experts`: int16, [tokens, layers with experts, experts of a token]."""
 
     answer: str | None = None
-    """An agent's answer, which rewards judge; None: they judge the text of the chosen tokens."""
+    """An agent's answer, which rewards judge. If it is None, they judge the text of the chosen tokens."""
 
     branches: "tuple[Completion, ...]" = ()
     """The rollout's other conversations, each with its own prompt; an agent that changes its messages starts one."""
@@ -309,7 +309,7 @@ class Rollout:
     """Why computing the reward failed; empty if it succeeded."""
 
     branches: "list[Rollout]" = field(default_factory=list)
-    """An agent's other conversations: they are trained on with this rollout's advantage."""
+    """An agent's other conversations, which are trained on with this rollout's advantage."""
 
     @property
     def num_learned(self) -> int:

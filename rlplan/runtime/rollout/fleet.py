@@ -48,8 +48,8 @@ class ExpectedLengths:
 class Fleet:
     """The engines of a schedule, each with its ranks' processes; none for offline data without evaluation.
 
-    changing: lock held while an engine is restarted, so that it gets no requests before it has its weights.
-    num_begun_anew: requests that were submitted again after a loss; the caller resets it.
+    changing: lock that is held while an engine is restarted. The engine gets no requests before it has its weights.
+    num_begun_anew: number of requests that were submitted again after a loss; the caller resets it.
     """
 
     def __init__(self, worker_group: WorkerGroup, schedule: Schedule, *, shares_base: bool = False) -> None:
@@ -148,12 +148,16 @@ class Fleet:
         return ordered, measurements
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
-        """Start requests in addition to open ones. Requests that are open already are skipped."""
+        """Start requests in addition to open ones.
+
+        Requests that are open already are skipped, because this call is repeated after an engine was restarted.
+        """
         with self.changing:
             new = [request for request in requests if request.id not in self._open]
             shares: dict[str, list[RolloutRequest]] = {}
             for request, leader in zip(new, self._assign_engines(new), strict=True):
                 shares.setdefault(leader, []).append(request)
+                # Recorded before the call: if the engine is lost during it, its restart submits the request again.
                 self._open[request.id] = (request, leader)
             calls = [
                 self.worker_group.submit(leader, *bind_call(ENGINE.submit, share)) for leader, share in shares.items()
@@ -215,7 +219,7 @@ class Fleet:
                 self._call_leaders(bind_call(ENGINE.resume), timeout_s)
 
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
-        """Let the engines other than a lost one drop the same call's requests, because the call is repeated."""
+        """Let all engines but the lost one drop the requests of a failed call, because the call is repeated."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
         call = bind_call(ENGINE.abandon, request_ids)
         self.worker_group.gather([self.worker_group.submit(leader, *call) for leader in leaders], timeout_s)

@@ -30,7 +30,7 @@ class Group:
         return len({rollout.reward for rollout in self.rollouts if not rollout.has_failed}) > 1
 
     def place(self, index: int) -> None:
-        """Make it the step's `index`-th group."""
+        """Set this group's index within the step."""
         for rollout in add_branches((*self.rollouts, *self.baselines)):
             rollout.group = index
 
@@ -81,7 +81,7 @@ class GroupMaker:
 
 
 def add_reset_tokens(prompt: Prompt, completion: Completion) -> Prompt:
-    """The prompt with the tokens that an environment's `reset` added for this rollout."""
+    """The prompt with the tokens of an environment's `reset` for this rollout, if there was one."""
     return replace(prompt, tokens=completion.prompt_tokens) if completion.prompt_tokens else prompt
 
 
@@ -94,7 +94,7 @@ def gather_groups(
     `count`. Missing groups are filled with the oldest zero-variance ones, so that every step has `count` groups.
 
     >>> flat = Group(0, [], [])
-    >>> len(gather(3, lambda n: [flat] * n, 2, lambda n: None))
+    >>> len(gather_groups(3, lambda n: [flat] * n, 2, lambda n: None))
     3
     """
     groups = more(count)

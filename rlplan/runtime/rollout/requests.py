@@ -14,7 +14,7 @@ from rlplan.spec.parts.lengths import cut_lengths
 from rlplan.spec.resolved import ResolvedJob
 
 SEED_STRIDE = 1 << 20
-"""Distance between the seeds of consecutive steps; the engine adds the sample's index to its prompt's seed."""
+"""Distance between the seeds of consecutive steps. The engine adds a sample's index to its request's seed."""
 
 
 class RequestMaker:
@@ -44,6 +44,7 @@ class RequestMaker:
         return self._request(
             self.request_id(number),
             self.prompt(number),
+            # Evaluation uses the seeds below the first stride, so no step does.
             (step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
             num_samples=work.num_samples_per_prompt + num_greedy,
             temperature=work.temperature,

@@ -1,8 +1,8 @@
 """RolloutStream: async generation, which runs ahead of the steps within the staleness bound.
 
 In: requests of the n-th prompt, and AsyncRollouts. Out: the oldest complete groups, and measurements.
-Left out: rewards and training (collector.py). simulate/staleness.py decides which groups may start and which must be
-waited for, so that a run does what was simulated.
+Left out: rewards and training (collector.py). Which groups may start and which a step waits for is decided by
+simulate/staleness.py, so that a run does what was simulated.
 """
 
 import threading
@@ -47,7 +47,7 @@ class StreamSettings:
 class RolloutStream:
     """See the module docstring. One thread calls `run`, another one `take` and `pause_for_sync`.
 
-    watch: makes a call to the engines; repeats it after a lost engine was restarted.
+    watch: makes a call to the engines, and repeats it after a lost engine was restarted.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RolloutStream:
     def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
         """Continue an earlier run after `version` weight syncs. Groups that were running are generated again.
 
-        So are buffered groups that would exceed this run's staleness bound, which may be tighter.
+        Buffered groups that would exceed this run's staleness bound, which may be tighter, are generated again too.
         """
         self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
         self.buffer.restore(buffer)
