@@ -44,7 +44,7 @@ def group_normalized(rewards: Sequence[float], groups: Sequence[int]) -> list[fl
     sample's (n - 1), as in TRL and verl; a group of one has deviation 0.
 
     >>> group_normalized([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1])
-    [0.7071057811873782, -0.7071057811873782, 0.0, 0.0]
+    [0.7071057811879616, -0.7071057811879616, 0.0, 0.0]
     """
     spread = {group: _mean_and_std(values)[1] for group, values in _collect_groups(rewards, groups).items()}
     centred = group_centred(rewards, groups)
@@ -132,7 +132,7 @@ def whiten_advantages(
 ) -> list[tuple[float, ...]]:
     """Subtract the mean over all tokens from every token's advantage, and divide by the standard deviation (n - 1).
 
-    num_learned: number of first tokens of each rollout that count for mean and deviation; None for all tokens.
+    num_learned: number of leading tokens of each rollout that count for mean and deviation; None for all tokens.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, as TRL and verl do it.
 
@@ -147,9 +147,10 @@ def whiten_advantages(
 
 
 def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
-    """Reward of each token: the rollout's reward on the last learned token, minus kl_coef * KL if `kl_in` is reward.
+    """Reward of each token: the rollout's reward on the last learned token, and 0 on the others.
 
-    An environment's reward for an earlier turn is placed on that turn's last token.
+    With `kl_in: reward`, kl_coef * KL is subtracted at each learned token. An environment's reward for an earlier turn
+    is placed on that turn's last token.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
@@ -170,7 +171,7 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
 
 
 def answer_reward(rollout: Rollout, spec: AlgorithmSpec) -> float:
-    """Sum of all tokens' rewards; the rollout's reward for an empty answer."""
+    """Sum of all tokens' rewards. An empty answer has no tokens, so the rollout's reward is returned."""
     rewards = token_rewards(rollout, spec)
     return math.fsum(rewards) if rewards else rollout.reward
 

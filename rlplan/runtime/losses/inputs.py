@@ -72,7 +72,7 @@ class LossInputs:
     def log_ratio(self) -> torch.Tensor:
         """Log-probs minus the trainer's log-probs before the step, [T]; exactly 0 in the first update.
 
-        The engine's log-probs are not used: their difference is rounding, which in bf16 exceeds GSPO's clip range.
+        The engine's log-probs are not used: they differ by rounding, which in bf16 exceeds GSPO's clip range.
         """
         return self.logprobs - self.logprobs_before_step
 
@@ -134,8 +134,8 @@ def sum_answer_losses(
 def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor:
     """`log_ratio` with each token's gradient multiplied by its importance weight, for losses over sequences.
 
-    Weights of tokens are the default here too. Over thousands of tokens the weight of an answer, their product, is
-    close to 0 or at the cap, so answers would lose their gradient to rounding (`importance_level: sequence`).
+    The default is a weight per token here too. With `importance_level: sequence` an answer's weight is the product over
+    its tokens. Over thousands of tokens that is close to 0 or at the cap, so rounding would remove the gradient.
     """
     importance = importance_weights(inputs, spec, details)
     if importance is None:
@@ -149,13 +149,14 @@ def importance_weights(inputs: LossInputs, spec: AlgorithmSpec, details: Details
 
     `importance_level`: each token's own ratio, the product over its response's learned tokens, or their geometric mean.
     It is truncated to [importance_low, importance_high], or masked (0) outside of it. It is 0 for a whole response with
-    a learned token whose own ratio is below `importance_veto`. Denominators do not change, as in TRL; in verl rejected
-    tokens leave them. Details cover only tokens with a nonzero weight in the loss.
+    a learned token whose own ratio is below `importance_veto`. Masked tokens still count in the loss's denominators, as
+    in TRL; verl leaves them out. Details cover only tokens with a nonzero weight in the loss.
 
-    Source: truncated tokens: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
-    (min(ratio, C)); masked tokens: IcePop, Ring-1T, arXiv:2510.18855, equation 3; responses and veto: Liu et al. 2025,
-    "When Speed Kills Stability", and verl docs/algo/rollout_corr_math.md. For stale rollouts it is the decoupled
-    objective of Hilton et al. 2021, arXiv:2110.00641, as in AReaL (Fu et al. 2025, arXiv:2505.24298, equation 5).
+    Source: for truncated tokens (min(ratio, C)) Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training". For masked tokens IcePop, Ring-1T, arXiv:2510.18855, equation 3. For responses and the veto
+    Liu et al. 2025, "When Speed Kills Stability", and verl docs/algo/rollout_corr_math.md. For stale rollouts it is the
+    decoupled objective of Hilton et al. 2021, arXiv:2110.00641, as in AReaL (Fu et al. 2025, arXiv:2505.24298,
+    equation 5).
     """
     if not spec.corrects_importance:
         return None
@@ -197,8 +198,8 @@ def reverse_kl(
 def _weigh_kl(inputs: LossInputs, spec: AlgorithmSpec) -> torch.Tensor:
     """Factor of each token's KL estimate, [T]: its ratio to the weights before the step, times its importance weight.
 
-    With d = log p/q the gradient is ratio * d * grad log p in expectation, that of KL(policy || reference). k1 and k3
-    need the ratio's own gradient for that; k2, whose gradient is d * grad log p already, needs the ratio as a number.
+    With d = log p/q, the gradient in expectation is ratio * d * grad log p, that of KL(policy || reference). k1 and k3
+    need the ratio's own gradient for it. The gradient of k2 is d * grad log p already, so its ratio is detached.
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 3.1, "Unbiased KL Estimate" (k3). Differs: there the denominator is
     the sampling policy; here it is the trainer before the step, and the bounded importance weight covers the rest.
     """

@@ -83,8 +83,8 @@ def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
 def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
     """Sum over pairs of weight * -log sigmoid(kl_coef * (chosen margin - rejected margin)) (DPO).
 
-    An answer's margin is its log-prob minus the reference's. Its advantage is 1 if chosen, -1 if rejected, 0 if
-    neither. A pair's weight is the sum of its answers' weights.
+    An answer's margin is its log-prob minus the reference's. An answer's advantage is 1 if it was chosen, -1 if it was
+    rejected, else 0. A pair's weight is the sum of its answers' weights.
     Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7.
     """
     difference, weights = _pairs(inputs, _margins(inputs))
@@ -121,9 +121,9 @@ def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.
 def estimate_kl_baseline(sums: torch.Tensor) -> float:
     """Estimate KL(policy || reference): the mean margin of a mini-batch's answers to other prompts, at least 0.
 
-    sums: `sum_margins`, added up over passes and ranks before clamping at 0; TRL 1.16 also averages over ranks
-    first (kto_trainer.py, `_compute_loss`). Differs: TRL's mean covers one micro-batch of every rank, so its gradient
-    depends on gradient accumulation.
+    sums: `sum_margins`, added up over passes and ranks. The mean is clamped at 0 only after that, as in TRL 1.16
+    (kto_trainer.py, `_compute_loss`). Differs: TRL's mean covers one micro-batch of every rank, so its gradient depends
+    on gradient accumulation.
     """
     total, count = sums.tolist()
     return max(total / count, 0.0) if count else 0.0

@@ -1,6 +1,6 @@
 """Losses and advantages by their names in algorithm declarations.
 
-A user's own file (`algorithm.path`) takes precedence. It is executed only here.
+A user's own file (`algorithm.path`) takes precedence. Only this module executes it.
 """
 
 import contextlib
