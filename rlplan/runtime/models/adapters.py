@@ -1,7 +1,7 @@
 """LoRA adapters through PEFT: injected, disabled, merged into weights, and saved in PEFT's layout.
 
 The base is frozen and shared. With the adapters disabled it is bit for bit the reference model. Frozen roles may have
-their own adapters on it, of which one is active at a time. With `lora.base_dtype` the base is in 4 bits
+adapters of their own on it; one adapter is active at a time. With `lora.base_dtype` the base is in 4 bits
 (quantized_base.py).
 
 In: a Hugging Face module and the job's `training.lora`. Out: the same module with adapters beside its linear layers.
@@ -44,6 +44,7 @@ def add_adapters(model: Any, job: ResolvedJob) -> None:
     for role, adapter in job.frozen_adapters.items():
         _inject(model, role.value, adapter, job)
         _read_values(model, role.value, adapter, job, f"roles.{role}.adapter")
+    # PEFT makes every injected adapter trainable.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_trained(name))
     for layer in _list_adapted_layers(model):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 SCORES_AT_ONCE = 1 << 20
-"""Most scores that exist at once, 4 MiB in fp32; at least one query of every head and sequence of a run."""
+"""Maximum number of scores at once, 4 MiB in fp32. A block has at least one query of each head and sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Scores:
 
     scale: float
     window: int | None
-    """Number of keys that a query attends to, including its own; None is all."""
+    """Number of keys that a query attends to, including its own; None for all."""
 
     cap: float | None
     """Soft cap of scores; None without one."""
@@ -44,7 +44,7 @@ class Scores:
         unseen = back < 0
         if self.window is not None:
             unseen |= back >= self.window
-        return scores.masked_fill_(unseen, float("-inf"))
+        return scores.masked_fill_(unseen, float("-inf"))  # after the cap, which would make it finite again
 
 
 def attend_by_rows(
@@ -130,7 +130,7 @@ class _Block:
     """First query in each sequence."""
 
     last: int
-    """End of the queries, exclusive; causal, so also the end of the keys."""
+    """End of the queries, exclusive. Attention is causal, so it is also the end of the keys."""
 
     first_key: int
     """First key in each sequence."""

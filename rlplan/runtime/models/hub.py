@@ -2,8 +2,8 @@
 
 The client uses Python's own HTTP, because a light installation must plan models that are not bundled, and the hub's
 library needs fourteen more packages. HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_TOKEN_PATH and HF_HOME work as there.
-A token is sent only if the hub refuses a request without one, and never to another host. A download is limited to ten
-seconds and two megabytes.
+A token is sent only after the hub has refused a request without one, and never to another host. A download is limited
+to ten seconds and two megabytes.
 
 In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a fetched config stays. Left out: retries.
 """
@@ -28,7 +28,7 @@ from rlplan.version import __version__
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 TIMEOUT_S = 10
 NEEDS_A_TOKEN = (401, 403)
-"""Statuses for a gated or missing model; the hub does not tell which."""
+"""Statuses for a gated or a missing model, between which the hub does not distinguish."""
 
 
 def looks_like_id(name: str) -> bool:

@@ -129,7 +129,7 @@ def list_numbers(part: torch.Tensor) -> tuple[float, ...]:
 
 
 def read_teacher(part: torch.Tensor, vocab_size: int) -> TeacherTokens:
-    """A teacher's distributions from `LogprobModel` with top_k: its whole vocabulary, or log-probs before their ids."""
+    """Read a teacher's distributions from the output of `LogprobModel` with top_k."""
     numbers, width = part.cpu().numpy(), part.shape[1] // 2
     if part.shape[1] == vocab_size:
         return TeacherTokens(numbers.copy())
@@ -213,8 +213,8 @@ class LogprobModel(PackedModel):
     def forward(self, batch: TokenBatch, top_k: int = 0) -> tuple[torch.Tensor, ...]:
         """(log-probs of the response tokens at the sampling temperature, entropies); with a teacher also its KLs.
 
-        top_k: above 0, return instead (log-probs of the k likeliest tokens, and behind them their ids, [C, 2 k]);
-        log-probs alone, [C, V], for the whole vocabulary.
+        top_k: if above 0, return only the k likeliest tokens: log-probs, then ids, [C, 2 k]. For the whole vocabulary
+        return log-probs alone, [C, V].
         """
         part, states = self.compute_own_states(batch)
         numbers: tuple[torch.Tensor, ...] = self.language_model.lm_head(states, part.targets, part.teacher, top_k)
@@ -328,8 +328,8 @@ class HeadLogprobs(torch.autograd.Function):
                     logits.exp_()  # softmax - one_hot; the factor -g / temperature follows below
                     at_target = torch.full_like(scale[rows], -1)
                 else:
-                    # softmax * -(g_H (log softmax + H) - g_D (f - D) + g) / temperature, plus g / temperature at the
-                    # target; D is the KL to the teacher, and f log p/q of each token
+                    # The gradient is softmax * -(g_H (log softmax + H) - g_D (f - D) + g) / temperature, plus
+                    # g / temperature at the target. D is the KL to the teacher, and f is log p/q of each token.
                     factor = factors[: len(logits)].copy_(scale[rows].expand_as(logits))
                     if ctx.learns_entropy:
                         torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factor)
@@ -356,15 +356,15 @@ class HeadLogprobs(torch.autograd.Function):
 
 
 SMALLEST_REST = 1e-6
-"""Smallest probability of all other tokens together: below it 1 - sum of fp32 probabilities is rounding."""
+"""Minimum probability of all other tokens together. Below it, 1 - sum of fp32 probabilities is only rounding."""
 
 
 def _compare_with_teacher(logprobs: torch.Tensor, teacher: Teacher, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """(KL(policy || teacher) of each row, [R]; log p/q of each token, [R, V]).
 
-    The tokens that the teacher does not list are one: their log p/q is that of the sums of their probabilities. Merging
-    tokens never raises a KL, so it is a lower bound of the KL over the whole vocabulary. Its derivative by a logit is
-    p (log p/q - KL).
+    All tokens that the teacher does not list count as one token: their log p/q is that of the sums of their
+    probabilities. Merging tokens never raises a KL, so the result is a lower bound of the KL over the whole vocabulary.
+    Its derivative by a logit is p (log p/q - KL).
     Source: the tail of TRL 1.16, experimental GKD (`loss_add_tail`); Agarwal et al. 2024, arXiv:2306.13649.
     logprobs: the policy's, fp32, [R, V].
     """
@@ -431,4 +431,5 @@ class _Workspace:
 
 def _split_rows(rows: slice, size: int) -> Iterator[slice]:
     """Consecutive parts of `size` rows; the last one may be smaller."""
+    # Without rows the size is 0, which `range` does not accept as a step.
     return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size or 1))

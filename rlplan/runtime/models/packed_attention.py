@@ -7,7 +7,7 @@ size T squared. Sliding windows, score caps and sinks, which that kernel lacks, 
 torch's other kernels, one call per run. The CUDA paths were not yet run on a GPU.
 
 In: queries, keys and values of one row, and sequence lengths. Out: the attention of each sequence on its own.
-Left out: dropout, and chunked attention; both are refused.
+Left out: dropout and chunked attention, which are refused.
 """
 
 from collections.abc import Iterator
@@ -135,8 +135,8 @@ def _split_runs(
 ) -> Iterator[tuple[slice, _Tensors]]:
     """(tokens, fp32 tensors [n, heads, length, d]) for each run of n adjacent sequences of equal length.
 
-    Keys and values are repeated to the number of query heads. fp32 is exact. On a CPU without AMX tiles the kernel's
-    backward pass is twice as fast in fp32 as in bf16, and its forward pass as fast.
+    Keys and values are repeated to the number of query heads. The conversion to fp32 is exact. On a CPU without AMX
+    tiles the kernel's backward pass is twice as fast in fp32 as in bf16, and its forward pass is as fast.
     """
     groups = query.shape[1] // key.shape[1]
     first = 0
@@ -170,7 +170,7 @@ def _attend_varlen(
     """All sequences in one call of torch's variable-length flash attention. Not yet run on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # Until torch 2.11 grouped heads need no argument, and the function has none for them.
+    # In torch 2.11 and before, the function accepts grouped heads without an argument and has none for them.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     starts = _place_starts(lens, query.device)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

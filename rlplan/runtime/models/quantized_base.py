@@ -56,7 +56,7 @@ def _quantize(linear: nn.Linear) -> nn.Module:
         compute_dtype=dtype,
         compress_statistics=True,
         quant_type=QUANT_TYPE,
-        device="meta",
+        device="meta",  # no memory for weights that the next statement replaces
     )
     layer.weight = Params4bit(
         linear.weight.detach(), requires_grad=False, compress_statistics=True, quant_type=QUANT_TYPE, module=layer

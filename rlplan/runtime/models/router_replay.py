@@ -1,7 +1,7 @@
 """Router replay: a mixture of experts in the trainer uses the experts that the engine's routers chose (R3).
 
-Small differences between kernels make trainer and engine choose other experts for some tokens, and then log-probs
-differ far beyond rounding. Weights of the replayed experts are the trainer's own, with gradient.
+Small differences between kernels make trainer and engine choose different experts for some tokens. Their log-probs then
+differ far beyond rounding. The weights of replayed experts are the trainer's own, with gradient.
 
 In: expert indices of the tokens of a pass. Out: routers of a Hugging Face model that take them.
 Source: Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers",
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 class RouterReplay:
     """Replays `experts` in all routers of a model, from a pass's forward to the end of its backward.
 
-    experts: [T, layers with experts, experts of a token], -1 where the trainer's router chooses; None: all of them do.
+    experts: [T, layers with experts, experts of a token], -1 where the trainer's router chooses; None without replay.
     """
 
     experts: torch.Tensor | None = None

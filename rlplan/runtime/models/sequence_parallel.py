@@ -76,7 +76,7 @@ def create_sharing_groups(size: int) -> Sharing | None:
     if size == 1:
         return None
     own_group, rank = None, dist.get_rank()
-    for first in range(0, dist.get_world_size(), size):
+    for first in range(0, dist.get_world_size(), size):  # torch requires every rank to create every group
         group = dist.new_group(list(range(first, first + size)))
         if first <= rank < first + size:
             own_group = group

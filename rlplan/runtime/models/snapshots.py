@@ -29,7 +29,7 @@ FILES = (*KINDS, "model*.safetensors")
 LIST_S = 60.0
 """Seconds for the hub to list a model's files. The download itself has no limit: the user sees its progress."""
 OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
-"""Patterns that are ignored: subfolders hold other formats (`original/`, `onnx/`), but also chat templates."""
+"""Ignored patterns: subfolders hold other formats (`original/`, `onnx/`). Chat templates in subfolders are kept."""
 
 
 def find_cached_model(name: str) -> Path | None:
@@ -39,7 +39,7 @@ def find_cached_model(name: str) -> Path | None:
 
 
 def download_model(name: str, where: str, tell: Callable[[str], None]) -> Path:
-    """Download a model into the hub's cache. where: the job's key, for messages. say: receives a line for the user.
+    """Download a model into the hub's cache. where: the job's key, for messages. tell: receives a line for the user.
 
     Raises: SpecError (no such model on the hub), HostError (no network, no disk space).
     """

@@ -26,9 +26,9 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 
 def load_language_model(folder: str, dtype: Any = None) -> Any:
-    """Load a Hugging Face causal LM on the CPU, in evaluation mode: dropout would add noise to the ratio.
+    """Load a Hugging Face causal LM on the CPU, in evaluation mode, because dropout would add noise to the ratio.
 
-    dtype: fp32 by default.
+    dtype: the type of the weights; fp32 by default.
     """
     from transformers import AutoModelForCausalLM
 
@@ -60,9 +60,9 @@ def _make_loading_options(dtype: Any) -> dict[str, Any]:
 
 
 def warm_up(architecture: str, *, backward: bool) -> None:
-    """Trigger the lazy loading in torch and transformers: model code, math kernels, thread pools.
+    """Load what torch and transformers load lazily: model code, math kernels, thread pools.
 
-    Their memory then counts as part of the process, not of the first operation of a model.
+    Its memory then counts as part of the process, not of a model's first operation.
     """
     import torch
     import transformers
@@ -186,10 +186,10 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
 
 
 def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
-    """Write tensors as they arrive, holding those of one file: `model.safetensors`, or numbered files and an index.
+    """Write tensors as they arrive, to `model.safetensors` or to numbered files with an index.
 
-    A numbered file's name includes the number of files, so files are renamed at the end. An interrupted write leaves no
-    file that looks complete.
+    Only the tensors of one file are in memory. A numbered file's name includes the number of files, so files are
+    renamed at the end. An interrupted write leaves no file that looks complete.
     """
     parts: list[dict[str, int]] = []
     shard = dict[str, Any]()

@@ -35,7 +35,7 @@ def disable_input_check(engine: Any) -> None:
 
 
 def compute_gradient_norm(parameters: list[nn.Parameter]) -> float:
-    """Gradient norm: sharded tensors count on every rank, replicated ones once."""
+    """Gradient norm over all ranks. Shards are summed over the ranks; replicated tensors count once."""
     import torch.distributed as dist
     from deepspeed.runtime.utils import is_model_parallel_parameter
 

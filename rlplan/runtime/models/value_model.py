@@ -43,5 +43,5 @@ class PolicyValueModel(LogprobModel):
 
 
 def append_dummy_tokens(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
-    """Sequences with one dummy response token, so that the only value is that of the state after the last token."""
+    """Append one dummy response token to each sequence. Its value is that of the state after the last real token."""
     return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]
