@@ -58,7 +58,7 @@ class AgentRollouts(MultiTurnRollouts):
     def close(self) -> None:
         with suppress(NoAnswerError, AttributeError):  # the starter may have died, or never have started
             self.starter.send("{}", deadline := Deadline(scale_seconds(CLOSE_S)))
-            while True:  # until it has killed what agents left behind, and ended
+            while True:  # until the starter has killed what agents left behind and has ended
                 self.starter.receive(deadline)
         for process in self._processes:
             process.close()
@@ -83,7 +83,7 @@ class AgentRollouts(MultiTurnRollouts):
         ended = self._receive(self.starter, Deadline(0.0)) or []
         if begun or ended:
             self._tell(self.gateway, {"begin": begun, "ended": ended})
-        # While engines generate, they are waited for; otherwise only agents can bring anything new.
+        # While engines generate, `collect` below waits for them. Otherwise only the gateway can have news.
         wait_s = 0.0 if self._num_in_engines or self._unsent else min(max_wait_s, ANSWER_S)
         for event in self._receive(self.gateway, Deadline(wait_s)) or ():
             self._handle(**event)

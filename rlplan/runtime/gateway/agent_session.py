@@ -20,7 +20,7 @@ from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 FRAME_CHARACTERS = 500
-"""Characters of a message's keys and ids, which are no tokens."""
+"""Characters allowed for a message's keys and ids, which do not become tokens."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Branch(Conversation):
     """A conversation of an agent."""
 
     tools: list[Any] = field(default_factory=list)
-    """Schemas of its tools, which a call that continues it must have too."""
+    """Schemas of its tools. A call continues the conversation only with the same ones."""
     last_turn: int = -1
     is_busy: bool = False
     """Whether a turn is being generated, so that another call cannot continue the conversation."""
@@ -56,9 +56,9 @@ class Outcome:
 
 
 class AgentSession:
-    """See the module docstring. reward: posted by the agent. refusal: the limit that the last call met, if any.
+    """See the module docstring. reward: the number that the agent posted. refusal: the limit that the last call met.
 
-    request: of the whole group. max_len: limit of a prompt and its response, in tokens.
+    request: the request of the whole group. max_len: limit of a prompt and its response, in tokens.
     """
 
     def __init__(self, request: RolloutRequest, sample: int, spec: EnvironmentSpec, max_len: int) -> None:
@@ -87,7 +87,7 @@ class AgentSession:
     def make_request(self, turn: Turn, call: Call, words: TextTokenizer, chat: ChatTurns | None) -> RolloutRequest:
         """The engine's request for a turn. Slow: it may render in a child process.
 
-        A conversation without room to continue is left, and the call begins a new one. Raises: ApiError, SpecError.
+        If a conversation has no room left, the call begins a new one. Raises: ApiError, SpecError.
         """
         tokens = self._encode(turn, words, chat)
         if turn.branch.num_turns and turn.branch.num_left <= len(tokens):

@@ -1,8 +1,8 @@
 """The process that starts agents: a forked copy of itself for a function, another program for a command.
 
 A function's file is loaded here once, so that its packages are in memory. Each fork loads the file and the modules
-beside it again, with the rollout's environment variables: a client that a module creates when it is imported belongs to
-its rollout. Agents have process groups of their own, which are killed when the agent ends.
+beside it again, with the rollout's environment variables. So a client that a module creates at its import belongs to
+the right rollout. Agents have process groups of their own, which are killed when the agent ends.
 
 In: the agent as the argument, then orders to start and kill, as JSON lines. Out: a description, then the outcome of
 each agent that has ended.
@@ -54,7 +54,7 @@ class AgentStarter:
         """Process groups of ended agents that may still have members."""
 
     def serve(self) -> None:
-        """Obey orders until the other end closes or says {}; then kill all agents, and what they left behind."""
+        """Obey orders until the other end closes or sends {}; then kill all agents and processes that they started."""
         orders, unread = self.channel.requests.fileno(), b""
         self.poll.register(orders, select.POLLIN)
         while True:
@@ -119,7 +119,7 @@ class AgentStarter:
 
 
 def describe_agent(agent: str | list[str]) -> dict[str, str]:
-    """Load the function's file; the fault, if it cannot be used."""
+    """Load the function's file. Returns: the fault, if it cannot be used; else nothing."""
     if isinstance(agent, list):
         return {}
     path, _, name = agent.rpartition(":")
@@ -135,7 +135,7 @@ def describe_agent(agent: str | list[str]) -> dict[str, str]:
 
 
 def _become_agent(agent: str | list[str], order: dict[str, Any], output: int) -> None:
-    """Be the agent; never returns. A command reads the row on standard input, and its output is the answer."""
+    """Become the agent; never return. A command reads the row on standard input, and its output is the answer."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -157,11 +157,11 @@ def _become_agent(agent: str | list[str], order: dict[str, Any], output: int) ->
     finally:
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(code)
+        os._exit(code)  # not `sys.exit`, which would run the starter's own code and exit handlers in the fork
 
 
 def _call(agent: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Call the agent's function with the columns that it takes; its outcome."""
+    """Call the agent's function with the columns that it takes, and return its outcome."""
     path, _, name = agent.rpartition(":")
     folder = Path(path).resolve().parent
     files = {key: getattr(module, "__file__", None) for key, module in sys.modules.items()}

@@ -1,7 +1,7 @@
 """Gateway: the HTTP endpoint that agents call, in a process of its own, and the rollouts that it records.
 
-It listens on loopback. Each rollout has an API key of its own, so that a call names its rollout and nothing else. A
-turn that its client no longer waits for is not recorded, so that a call which is sent again is recorded once.
+It listens on loopback. Each rollout has an API key of its own, which tells the gateway whose call it is. A turn is not
+recorded if its client has stopped waiting. So a call that the client sends again is recorded once.
 
 In: rollouts to start, ended agents and finished turns, as JSON lines from the driver. Out: agents to start, turns to
 generate and finished rollouts. Left out: recording (agent_session.py), agents' processes (agent_starter.py).
@@ -41,7 +41,7 @@ MAX_BODY_BYTES = 8 << 20
 """Most bytes of a request; larger ones are answered with status 413."""
 MAX_LINE_BYTES = 1 << 28
 MAX_REFUSALS = 100
-"""Refused calls after which an agent is ended: it may repeat them forever."""
+"""Number of refused calls after which an agent is ended, because it might repeat them forever."""
 MAX_CALLS_AT_ONCE = 256
 WATCH_S = 0.25
 """Seconds between two looks at agents that do nothing."""
@@ -95,6 +95,7 @@ class Gateway:
         application.router.add_post("/v1/completions", partial(self._complete, TextCall))
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_post("/v1/reward", self._take_reward)
+        # A handler is cancelled when its client disconnects; its turn is then not recorded.
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
@@ -136,7 +137,7 @@ class Gateway:
             await asyncio.sleep(WATCH_S)
             now, timeout_s = time.monotonic(), self.spec.timeout_s
             for entry in [entry for entry in self._keys.values() if not entry.num_waiting]:
-                # Many agents may start at once, and import their packages: that is no part of the job's limit.
+                # Many agents may start and import their packages at once, so time until the first turn is added.
                 limit_s = timeout_s if entry.session.num_turns else timeout_s + self.start_s
                 if now - entry.active_s > limit_s:
                     why = f"timeout: the agent neither called the policy nor ended within {timeout_s:g} s"
@@ -153,7 +154,7 @@ class Gateway:
             self.chat.close()
 
     def _finish(self, entry: _Open) -> None:
-        """Report an ended rollout, once no turn of it is left in the engine."""
+        """Report an ended rollout, once none of its turns is left in the engine."""
         if entry.outcome is not None and not entry.turns and entry.session.name in self._names:
             del self._names[entry.session.name]
             self.send("finished", entry.session.name, asdict(entry.session.make_completion(entry.outcome)))
@@ -185,7 +186,7 @@ class Gateway:
             why = "the body has more than 8 MiB" if error.status == 413 else f"{request.path}: {error.reason}"
             return web.json_response(ApiError(error.status, why).body, status=error.status)
         except ConnectionError:
-            raise  # the client is gone
+            raise  # the client has disconnected
         except Exception as error:
             traceback.print_exc()
             return web.json_response(ApiError(500, f"the gateway failed: {error!r}"[:500]).body, status=500)
@@ -200,7 +201,7 @@ class Gateway:
         return web.json_response({"reward": reward})
 
     async def _complete(self, kind: type[Call], request: web.Request) -> web.StreamResponse:
-        """Let the policy answer a call of a kind."""
+        """Let the policy answer a call. kind: the endpoint's."""
         entry = request[ENTRY]
         call, session = parse_body(kind, await request.read()), entry.session
         if call.model not in self.spec.model_names:

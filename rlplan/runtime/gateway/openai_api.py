@@ -62,7 +62,7 @@ class _Message(BaseModel):
         """The message for a chat template. names: names of the tools called so far, by the call's id."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        # Templates know no developers, who are OpenAI's newer name of the system.
+        # `developer` is OpenAI's newer name of the role `system`, which chat templates do not know.
         message: Message = {"role": self.role.replace("developer", "system"), "content": text}
         if self.tool_calls:
             names |= {call.id: call.function.name for call in self.tool_calls}
@@ -86,11 +86,11 @@ class Call(BaseModel):
     stream_options: dict[str, Any] | None = None
     n: One = 1
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
-    """Only `none` has an effect: a call that is forced would not be the policy's own."""
+    """Only `none` has an effect, because a forced call would not be sampled from the policy."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
 
     def read_messages(self) -> list[Message]:
-        """The normalized messages; of a text one message of role TEXT."""
+        """The normalized messages; a text is one message of role TEXT."""
         raise NotImplementedError
 
     def read_tools(self) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ class Reply:
         return self._wrap([(self._write_message(), self._find_reason())], name, usage=self._count())
 
     def write_events(self) -> Iterator[bytes]:
-        """The answer as server-sent events. All text comes in one event, since the engine reports finished turns."""
+        """The answer as server-sent events. All text is in one event, because engines report only finished turns."""
         message, name = self._write_message(), "delta" if self._is_chat else "text"
         for place, call in enumerate(message.get("tool_calls", ())):
             call["index"] = place
