@@ -1,8 +1,8 @@
 """The probe: tests a small model of an architecture with trainer and engine, in a separate process.
 
-In: a folder with the small config. Out: one line of JSON: an error, or the difference of log-probs. Proves: the trainer
-has exactly the planned weights; vLLM loads all of them, from files and from the trainer; both sides compute the same
-log-probs in fp32; every weight has a gradient. Left out: 16-bit formats, several ranks, LoRA.
+In: a folder with the small config. Out: one line of JSON: an error, or the difference of log-probs. It proves four
+things. The trainer has exactly the planned weights. vLLM loads all of them, from files and from the trainer. Both sides
+compute the same log-probs in fp32. Every weight has a gradient. Left out: 16-bit formats, several ranks, LoRA.
 
 The engine starts from other weights than the trainer's, so that a weight which its loader ignores is detected.
 """

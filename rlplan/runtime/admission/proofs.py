@@ -30,7 +30,7 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype
 
 FORM = 1
-"""Version of the probe; increased when it proves something else, so that older proofs become invalid."""
+"""Version of the probe. It is increased when the probe proves something else, which makes older proofs invalid."""
 
 DEADLINE_S = 180
 """Time limit of the probe, scaled by the machine's speed."""
@@ -58,6 +58,7 @@ def check_architecture(config: dict[str, Any], where: str) -> None:
     result = run_probe(small)
     limits = LIMITS[Dtype.FLOAT32]
     differs = result.get("differs")
+    # The probe has too few tokens for a 99th percentile, so its limit holds for the maximum.
     if differs is None and not (result["mean"] <= limits.mean and result["max"] <= limits.p99):
         differs = (
             f"log-probs of trainer and engine differ by {result['mean']:.3g} on average, {result['max']:.3g} at most"
