@@ -1,6 +1,6 @@
 """AgentSession: one rollout of an agent, recorded as conversations while the agent calls the policy.
 
-A call whose messages begin with all messages of a recorded conversation continues it: only the new messages are
+A call whose messages begin with all messages of a recorded conversation continues it. Only its new messages are
 encoded, so that recorded tokens are never tokenized again. Any other call begins a conversation of its own, a branch,
 with everything before the policy's turn as its prompt.
 

@@ -136,7 +136,7 @@ def _split_runs(
     """(tokens, fp32 tensors [n, heads, length, d]) for each run of n adjacent sequences of equal length.
 
     Keys and values are repeated to the number of query heads. The conversion to fp32 is exact. On a CPU without AMX
-    tiles the kernel's backward pass is twice as fast in fp32 as in bf16, and its forward pass is as fast.
+    tiles the kernel's backward pass is twice as fast in fp32 as in bf16; its forward pass is as fast.
     """
     groups = query.shape[1] // key.shape[1]
     first = 0
