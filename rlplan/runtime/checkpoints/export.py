@@ -117,6 +117,7 @@ def _fill(model: Any, stored: Sequence[StoredStates], shard_shapes: Mapping[str,
         for name, parameter in trained.items():
             target, shard = parameter.data, torch.empty(shapes[name])
             states.fill(shard, MASTER, PREFIX + name + part)
+            # the axis that AutoTP splits is the one along which the shard is shorter
             for axis, size in enumerate(shard.shape):
                 target = target.narrow(axis, rank * size if size < target.shape[axis] else 0, size)
             target.copy_(shard)

@@ -100,7 +100,7 @@ class StreamState(Spec):
     """Prompts that were started, numbered from 0."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Number of started prompts beyond those that the steps take."""
+    """Number of prompts that were started in place of zero-variance groups (dynamic sampling)."""
 
     again: tuple[int, ...] = ()
     """Numbers of prompts that were in flight or are lost; a resumed run generates them again."""
@@ -140,7 +140,7 @@ class RunState(Spec):
     """State of asynchronous generation; None when every step generates its own rollouts."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Number of started prompts beyond those that the steps take."""
+    """Number of prompts that were started in place of zero-variance groups (dynamic sampling)."""
 
     response_lengths: tuple[tuple[int, int], ...] = ()
     """(tokens, number of responses with that length) over the whole run."""
