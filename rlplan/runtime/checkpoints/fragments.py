@@ -103,6 +103,7 @@ class TrainedFragments:
             for kind in MOMENTS:
                 if kind not in state:
                     state[kind] = torch.zeros_like(owner, dtype=torch.float32, memory_format=torch.preserve_format)
+            # DeepSpeed's CPU Adam counts its steps in an int, torch's Adam in a tensor
             if isinstance(state.get("step"), int):
                 state["step"] = num_steps
             else:

@@ -75,7 +75,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             return tuple(replace(prompt, id=f"{name}/{prompt.id}", source=name) for prompt in prompts)
 
         is_mixed = len(data.sources) > 1
-        # Rewards judge responses to these rows, unless the rows hold answers and held-out prompts have their own file.
+        # Rewards judge responses to training rows, unless rows hold answers and held-out prompts have their own file.
         is_judged = not (answer_kind and data.heldout)
         train = [
             read(source.path, source.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)

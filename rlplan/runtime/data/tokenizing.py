@@ -25,7 +25,7 @@ from rlplan.spec.resolved import ResolvedJob
 MAX_PIXEL_BYTES = 1 << 30
 """Most bytes of the pixels of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
-"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so characters prove little."""
+"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so few tokens may remain."""
 
 
 def tokenize_file(

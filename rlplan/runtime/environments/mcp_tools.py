@@ -187,7 +187,7 @@ class _Http:
 
 
 class _Events:
-    """Looks for the answer to request `number` in server-sent events as they arrive. Source: WHATWG."""
+    """Looks for the answer to request `number` in server-sent events as they arrive. Source: WHATWG, HTML standard."""
 
     def __init__(self, number: int) -> None:
         self.number = number
