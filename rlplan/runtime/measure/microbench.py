@@ -220,6 +220,7 @@ def measure_fresh_memory(effort: Effort) -> list[Rate]:
     """
     import ctypes
 
+    # a threshold that is set stays: otherwise glibc raises it to the size of each freed block, up to 32 MiB
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, FRESH_BYTES // 32)
     left, right = torch.ones(FRESH_BYTES // 4), torch.ones(FRESH_BYTES // 4)
     threads = torch.get_num_threads()
@@ -315,7 +316,7 @@ def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, dev
     while len(taken) < MIN_SAMPLES or (len(taken) < MAX_SAMPLES and time.perf_counter() < deadline):
         start = time.perf_counter()
         finish()
-        taken.append(max(time.perf_counter() - start, 1e-9))
+        taken.append(max(time.perf_counter() - start, 1e-9))  # never 0, because rates divide by it
     return taken
 
 
