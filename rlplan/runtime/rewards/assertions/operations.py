@@ -12,7 +12,8 @@ from typing import Any
 from rlplan.runtime.sandbox.values import refuse_crowd
 
 MAX_STEPS = 1_000_000
-"""Steps of one assertion: about a second in the driver. 200,000 integers, more than one result can hold, need half."""
+"""Steps of one assertion, about a second in the driver. 200,000 integers, more than a result can hold, need half of
+them."""
 MAX_INT_BITS = 1 << 16
 """Bits of an integer in arithmetic."""
 TEXTS = (str, bytes)
