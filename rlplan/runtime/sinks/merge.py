@@ -40,7 +40,7 @@ class Tail:
 
 
 class File:
-    """One file's numbers of steps that were not logged yet.
+    """The numbers in one file for steps that have not been logged yet.
 
     newest: the last step in the file. ending: numbers of the run's end (step -1).
     """
