@@ -136,5 +136,6 @@ def remove_folder(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
+        # rm reaches paths of any length, where shutil.rmtree may exceed Python's recursion limit
         removes = 'chmod -R u+rwx "$1"; rm -rf "$1"'
         subprocess.run(["/bin/sh", "-c", removes, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)
