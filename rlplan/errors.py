@@ -53,8 +53,8 @@ class SpecError(RlplanError):
 class MisspeltError(SpecError):
     """An unknown key of a job, or a word that is not a value of its key.
 
-    key: its dotted path, down to the first value below an unknown key. word: the wrong word; None for a key. given:
-    `=VALUE` of an unknown key, if the value is one word or number.
+    key: its dotted path, down to the first value below an unknown key. word: the wrong word; None for a key.
+    value_text: `=VALUE` of an unknown key, if the value is one word or number.
     """
 
     key = ""
