@@ -46,6 +46,7 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
     with _new_folder(out):
         checkpoint = find_best(run_folder) if takes_best else find_checkpoint(run_folder)
         paths, job = checkpoint.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
+        # a run that starts from random weights, or trains a vision-language model, has its start weights here
         start = run_folder / "start_policy"
         model = _load_filled(start if start.is_dir() else Path(job.policy.path), job, paths)
         model.to(getattr(torch, job.training.dtype.value))

@@ -117,6 +117,7 @@ def detect_layout(names: set[str], columns: Columns) -> str:
     """The layout of a table, detected from its columns. Raises: BadRowError for an unknown layout."""
     if columns.prompt or columns.answer:
         return "columns"
+    # TRL comes after rlplan and verl, because `prompt` alone is a layout of TRL's
     if {"id", "prompt", "answer"} == names or {"id", "prompt", "chosen", "rejected"} == names:
         return "rlplan"
     if {"prompt", "reward_model"} <= names:

@@ -110,7 +110,7 @@ class McpServer:
             wire.tell("notifications/initialized", deadline)
             schemas: list[dict[str, Any]] = []
             cursor: dict[str, Any] = {}
-            for _ in range(MAX_TOOLS):
+            for _ in range(MAX_TOOLS):  # pages may be empty, so their number is bounded too
                 page = wire.ask("tools/list", cursor, deadline)
                 schemas += map(_read_schema, _read_list(page, "tools"))
                 if len(schemas) > MAX_TOOLS:

@@ -174,6 +174,7 @@ def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
     yaml.default_flow_style, yaml.width = None, 4096
     yaml.representer.sort_base_mapping_type_on_output = False
     yaml.dump(_value_first(data), text)
+    # beside the target, because a rename cannot cross file systems
     with tempfile.TemporaryDirectory(prefix=".rlplan-measure-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
         draft.write_text(comment + text.getvalue(), encoding="utf-8")

@@ -114,7 +114,7 @@ def _read_body(response: HTTPResponse, max_bytes: int, is_enough: Callable[[byte
             raise TooLongError(f"an answer of more than {max_bytes} bytes")
         if is_enough(part):
             return bytes(body)
-    if response.length:
+    if response.length:  # unlike read(), read1() ends an incomplete body without an error
         raise IncompleteRead(bytes(body), response.length)
     return bytes(body)
 

@@ -54,6 +54,7 @@ class Sink(Protocol):
 
 def open_sink(kind: str, destination: Destination) -> Sink:
     """Open a sink of a kind for a run."""
+    # here, because these modules import this one
     from rlplan.runtime.sinks.mlflow import MLflow
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases
