@@ -1,8 +1,8 @@
 """One limited child process for everything that is parsed from outside: scripts, configurations, logs, run folders.
 
 The child is a fork, so it starts in milliseconds with the modules of its parent. It has a budget of processor time and
-memory, writes nothing, starts nothing and opens no connection. What it reads crosses the pipe as JSON: the parent gets
-data or a message, whatever the file does to its reader.
+memory, writes nothing, starts nothing and opens no connection. It sends its result through a pipe as JSON: the parent
+gets data or a message, whatever the file does to its reader.
 
 In: a function that reads. Out: JSON data, or a SpecError. Left out: readers' own limits, which bound each computation
 before it begins and name the place in the file; files that rlplan brings along, and a job's own YAML.

@@ -3,10 +3,10 @@
     RlplanError
       SpecError            the job, profile or data is wrong        exit 2
       NoFeasiblePlanError  a correct, negative answer               exit 1
-      EmitError            the framework refuses the job or plan   exit 3
+      EmitError            the framework refuses the job or plan    exit 3
       HostError            missing extra, version, device, memory   exit 4
       RunError             a launched process or a disk failed      exit 5
-      InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP    exit 130, 143 or 129, 75 if resumable
+      InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP     exit 130, 143 or 129, 75 if resumable
     a bug of ours (anything else)                                   exit 70
 
 An interrupted run exits with 75 where it left a checkpoint to resume from, with 130, 143 or 129 where it did not.

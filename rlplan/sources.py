@@ -248,7 +248,7 @@ def find_executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "
 
 
 def check_inputs(path: Path, overrides: Sequence[str]) -> None:
-    """Raises: SpecError for a stage of a job file that needs a model which an earlier stage has yet to train."""
+    """Raises: SpecError for a stage of a job file that needs a model of an earlier stage that has not run."""
     stages = stages_of(read_yaml(path, "the job file"), str(path))
     for stage in (stage for stage in stages if stage.name == find_chosen_stage(overrides)):
         for key, name in list_open_inputs(stage, overrides, stages).items():

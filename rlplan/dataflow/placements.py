@@ -17,7 +17,7 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 _BESIDE = (ActionKind.VERIFY,)
-"""Actions that need no device, and may run beside any other."""
+"""Actions that need no device, and may run at the same time as any other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Checkpointer: the driver collects what the ranks saved into one checkpoint and commits it.
 
 A background thread assembles and commits the checkpoint while the next step runs. If it cannot be written, the run
-logs an alarm and goes on; the previous checkpoint stays valid.
+logs an alarm and continues; the previous checkpoint stays valid.
 In: the actions that save trained roles, and the run's state at the end of a step. Out: committed checkpoints.
 Left out: how a rank writes its file (workers/trainer/state_saver.py), and the order of writes on disk (folder.py).
 """

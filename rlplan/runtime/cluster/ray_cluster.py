@@ -207,7 +207,7 @@ def list_hosts() -> list[Host]:
 
 
 def is_ray_up() -> bool:
-    """Whether this process has joined a Ray. A signal may have interrupted its import; then there is none to leave."""
+    """Whether this process has joined a Ray cluster. If a signal interrupted the import of Ray, it has not."""
     return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
 
 

@@ -45,7 +45,7 @@ class ModelText:
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
         self.folder, self.is_usable = folder, True
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        # every thread maps memory of its own, and so does every arena of glibc, which count against the memory limit
+        # each thread and each arena of glibc maps more memory, which counts against the limit
         variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         command = make_module_command("rlplan.runtime.data.model_text")
         self._process = LineProcess(
@@ -65,7 +65,6 @@ class ModelText:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
         self._log.close()
 

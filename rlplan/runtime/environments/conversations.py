@@ -68,11 +68,11 @@ class MultiTurnRollouts(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Ids of the processes beside the engines."""
+        """Ids of the processes that run the environment, besides the engines."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the processes beside the engines."""
+        """End these processes."""
 
     @abstractmethod
     def _begin(self, request: RolloutRequest, sample: int) -> None:

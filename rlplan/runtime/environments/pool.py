@@ -243,7 +243,6 @@ class _Child:
         return dict(self.process.receive(make_start_deadline())["lines"])
 
     def kill(self) -> None:
-        """End the process and its process group."""
         process, self.process = self.process, None
         if process is not None:
             process.close()

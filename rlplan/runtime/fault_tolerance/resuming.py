@@ -23,7 +23,6 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run folder has a checkpoint to resume from."""
     return (checkpoints_folder(run_folder) / POINTER).is_file()
 
 

@@ -32,10 +32,9 @@ REPEATED = (
 """Actions that may be repeated, because they change only the lost process."""
 
 FREEING = ("sleep_engine", "stop_engine", "offload_role")
-"""Actions whose purpose is to free memory."""
 
 LEAST_SHARE_FREED = 0.9
-"""Minimum share of the planned bytes that such an action must free."""
+"""Minimum share of the planned bytes that an action of FREEING must free."""
 LEAST_CHECKED = 16 * MIB
 """Smallest planned release that is checked; smaller ones are hidden by memory that the heap retains."""
 

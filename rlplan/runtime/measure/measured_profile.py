@@ -143,7 +143,6 @@ def node_data(measured: Measured, base: NodeProfile, gpu: str, num_gpus: int) ->
 
 
 def _find_node(gpu: GpuProfile) -> NodeProfile | None:
-    """Find the bundled node with this GPU."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if wanted.search(path.read_text("utf-8")):

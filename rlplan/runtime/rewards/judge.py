@@ -57,7 +57,6 @@ class Judge:
 
     @property
     def processes(self) -> Collection[RewardProcess]:
-        """The child processes of its rewards."""
         return self._processes.values()
 
     def judge(self, response: Response) -> Verdict:

@@ -169,7 +169,6 @@ class RewardProcess:
             self._launch()
 
     def close(self) -> None:
-        """End the process and its process group."""
         process, self._process = self._process, None
         self._is_ready, self._fork = False, 0
         if process is not None:

@@ -132,7 +132,7 @@ def measure_files(folder: Path, enough: int) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a run's folder, whatever its program did to it: depth and modes of folders in it."""
+    """Remove a run's folder, even if its program nested folders deeply or changed their modes."""
     try:
         folder.rmdir()
     except OSError:

@@ -29,8 +29,6 @@ class Destination:
     """Id of the run, which it keeps when it is resumed in its folder."""
 
     name: str
-    """Name of the run."""
-
     project: str
     entity: str | None
     is_online: bool
@@ -38,7 +36,7 @@ class Destination:
     """`project` and the three fields after it come from the job's `metrics`."""
 
     def report_problem(self, kind: str, text: str) -> None:
-        """Write down, for the run's alarms, why metrics do not reach the logger."""
+        """Report why metrics do not reach the logger, in a file that the run turns into an alarm."""
         Path(self.folder, "logs", f"sink-{kind}.problem").write_text(text, encoding="utf-8")
 
 
