@@ -167,6 +167,7 @@ def parse_step(name: str) -> int | None:
     """Parse the step from a checkpoint folder's name; None for any other name, such as a backup's."""
     digits = re.fullmatch(r"step-([0-9]{6,12})", name)
     step = int(digits[1]) if digits else 0
+    # step-0000012 has the right form too, but a run names step 12 otherwise
     return step if step and folder_name(step) == name else None
 
 

@@ -47,6 +47,7 @@ def tokenize_file(
     for row in loaded.rows:
         try:
             prompts.extend(_make_prompts(row, encoder, answer_kind))
+            # the two prompts of a labelled pair share their images
             left -= sum(len(image.pixels) for image in prompts[-1].images)
             if left < 0:
                 raise _make_pixel_error(path, row.number)

@@ -175,7 +175,7 @@ class _Http:
         if not isinstance(answer, dict) or not _answers(answer, number):
             raise GarbledError("an answer to another request")
         result = _read_result(answer)
-        if method == "initialize":
+        if method == "initialize":  # MCP requires the header in every later request over HTTP
             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))[:MAX_NAME]
         return result
 

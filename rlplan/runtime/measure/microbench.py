@@ -180,6 +180,7 @@ def measure_matmul(
     kind = getattr(torch, dtype.value)
     rates = []
     for size in sizes:
+        # both factors and the product
         if 3 * size * size * kind.itemsize > SHARE_OF_MEMORY * _free_bytes(device):
             remarks.append(f"no matmul of {size} x {size}: too little free memory")
             continue

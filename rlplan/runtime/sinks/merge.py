@@ -93,6 +93,7 @@ class Merge:
 
     @property
     def _known(self) -> set[int]:
+        # -1, so that there is a largest step before the first one
         return {-1} | {step for file in self._files for step in file.steps}
 
     def _tell(self, step: int) -> tuple[int, Numbers]:

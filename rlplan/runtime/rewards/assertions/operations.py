@@ -44,7 +44,7 @@ class Budget:
         while todo:
             each = todo.pop()
             kind = type(each)
-            if kind is int:
+            if kind is int:  # one step per 64 bits of a number, and per 64 characters of a text
                 self.spend(1 + each.bit_length() // 64)
             elif kind in TEXTS:
                 self.spend(1 + len(each) // 64)
