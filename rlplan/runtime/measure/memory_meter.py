@@ -123,7 +123,7 @@ def counted_elsewhere(num_bytes: int) -> Iterator[None]:
     """
     global _elsewhere
     with _peaks_lock:
-        _note_peak()  # before the block: from then on, bytes are subtracted that an earlier peak does not contain
+        _note_peak()  # an earlier peak has no such pages to subtract
         yield
         _elsewhere += num_bytes
         reset_peak()
