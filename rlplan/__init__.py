@@ -29,9 +29,7 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """Keeps public functions in place: importing a submodule such as `rlplan.emit` would otherwise replace the
-    function.
-    """
+    """Keeps public functions: importing the submodule `rlplan.emit`, for example, would replace the function `emit`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):

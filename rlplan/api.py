@@ -248,8 +248,8 @@ def compare(
     """Compare jobs, plans, simulations and runs (or their folders), with their costs.
 
     hardware: clusters (`8xH100,16xL40S`), on each of which every source is planned. budget_per_hour: dollars; clusters
-    beyond it are left out. A GPU without a number (`H100`) means as many as it buys. prices:
-    dollars per GPU-hour by GPU, or a file. listen: called for each cluster. Raises: as `plan` and `load_run`.
+    beyond it are left out. A GPU without a number (`H100`) means as many as the budget buys. prices: dollars per
+    GPU-hour by GPU, or a file. listen: called for each cluster. Raises: as `plan` and `load_run`.
     """
     if not sources:
         raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")

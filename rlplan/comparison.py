@@ -95,6 +95,7 @@ class CompareResult(Result):
     @property
     def front(self) -> tuple[bool, ...]:
         """Whether each result is on the Pareto front of time and cost: a plan that fits, with both figures known."""
+        # reciprocals, because the front minimizes both numbers
         points = [
             (1 / result.plan.tokens_per_s, 1 / bill.tokens_per_dollar)
             if isinstance(result, PlanResult) and result.fits and result.plan.tokens_per_s and bill.tokens_per_dollar

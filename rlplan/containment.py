@@ -1,8 +1,8 @@
 """One limited child process for everything that is parsed from outside: scripts, configurations, logs, run folders.
 
 The child is a fork, so it starts in milliseconds with the modules of its parent. It has a budget of processor time and
-memory, writes nothing, starts nothing and opens no connection. What it reads crosses the pipe as JSON: the parent gets
-data or a message, whatever the file does to its reader.
+memory, writes nothing, starts nothing and opens no connection. It sends its result through a pipe as JSON: the parent
+gets data or a message, whatever the file does to its reader.
 
 In: a function that reads. Out: JSON data, or a SpecError. Left out: readers' own limits, which bound each computation
 before it begins and name the place in the file; files that rlplan brings along, and a job's own YAML.
@@ -46,11 +46,11 @@ class Budget:
 
 READING = Budget()
 BYTES_PER_S, MEMORY_PER_BYTE, ANSWER_PER_BYTE = 2 << 20, 16, 4
-"""Bytes of a large file that take a second more, and bytes of memory and of the answer for each."""
+"""Bytes of a large file that allow one second more; bytes of memory, and of the answer, that each of them allows."""
 DEADLINE_S = 30.0
-"""Wall-clock seconds beyond ten times the processor time: for a busy machine, and a file system that hangs."""
+"""Wall-clock seconds in addition to ten times the processor time, for a busy machine or a slow file system."""
 MAX_PART = 4_000
-"""Characters of a part of a message: a file's own text may stand in it."""
+"""Maximum characters of each part of a message, because a message may quote the file."""
 BUG = "a bug in its reader:"
 """Beginning of the message about an error that a reader did not expect."""
 Value = TypeVar("Value")
@@ -60,7 +60,7 @@ _DENIED = (
     "subprocess.Popen", "socket.", "ctypes.", "shutil.", "pty.spawn", "webbrowser.open", "ensurepip.bootstrap",
 )  # fmt: skip
 _is_contained = False
-"""Whether this process is such a child already."""
+"""Whether this process has already entered containment."""
 
 
 def read_contained(
@@ -143,7 +143,7 @@ def _ask_child(read: Callable[[], Any], budget: Budget) -> dict[str, Any]:
     """The outcome of `read` in a child, also where the child does not answer."""
     receiver, sender = os.pipe()
     with warnings.catch_warnings():
-        # Python 3.12 warns where other threads exist: the child takes no lock of theirs, and has a deadline
+        # Python 3.12 warns of deadlocks if there are other threads; a child that deadlocks is killed at its deadline
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -181,10 +181,11 @@ def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
         silence = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(silence, descriptor)
-        os.closerange(3, sender)  # pipes of other threads' children would end late
+        os.closerange(3, sender)  # pipes of other children would stay open until this child ends
         os.closerange(sender + 1, 1 << 16)
         gc.freeze()  # a collection would copy the parent's pages
         signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
+        # whole seconds, and later: the kernel's own limit holds even if the reader stops the timer
         _lower_limit(resource.RLIMIT_CPU, int(budget.cpu_s) + 2)
         _lower_limit(resource.RLIMIT_FSIZE, 0)
         enter_containment(budget)
@@ -194,7 +195,7 @@ def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:
             answer = answer[os.write(sender, answer) :]
         code = 0
     finally:
-        os._exit(code)  # no handler, buffer or file of the parent's is touched
+        os._exit(code)  # runs no exit handler and flushes no buffer of the parent
 
 
 def _answer(read: Callable[[], Any]) -> bytes:

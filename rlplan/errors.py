@@ -3,10 +3,10 @@
     RlplanError
       SpecError            the job, profile or data is wrong        exit 2
       NoFeasiblePlanError  a correct, negative answer               exit 1
-      EmitError            the framework refuses the job or plan   exit 3
+      EmitError            the framework refuses the job or plan    exit 3
       HostError            missing extra, version, device, memory   exit 4
       RunError             a launched process or a disk failed      exit 5
-      InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP    exit 130, 143 or 129, 75 if resumable
+      InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP     exit 130, 143 or 129, 75 if resumable
     a bug of ours (anything else)                                   exit 70
 
 An interrupted run exits with 75 where it left a checkpoint to resume from, with 130, 143 or 129 where it did not.
@@ -53,8 +53,8 @@ class SpecError(RlplanError):
 class MisspeltError(SpecError):
     """An unknown key of a job, or a word that is not a value of its key.
 
-    key: its dotted path, down to the first value below an unknown key. word: the wrong word; None for a key. given:
-    `=VALUE` of an unknown key, if the value is one word or number.
+    key: its dotted path, down to the first value below an unknown key. word: the wrong word; None for a key.
+    value_text: `=VALUE` of an unknown key, if the value is one word or number.
     """
 
     key = ""

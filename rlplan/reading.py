@@ -158,7 +158,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
                 rule="one complete JSON record per line; only the last line may be incomplete",
                 way_out="remove that line, or run the job again",
             )
-            if line.endswith(b"}"):
+            if line.endswith(b"}"):  # a complete line, so it is not a torn one
                 raise damage from None
         else:
             if record is not None:
@@ -198,8 +198,9 @@ def read_number(value: object) -> float:
 
 
 def check_values(text: str | bytes) -> None:
-    """Refuse, before parsing, a JSON text whose objects would take far more memory than the text. Raises:
-    ValueError.
+    """Refuse, before parsing, a JSON text whose values would take far more memory than the text.
+
+    Raises: ValueError.
     """
     marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
     if sum(map(text.count, marks)) > MAX_JSON_VALUES:

@@ -66,7 +66,7 @@ class Question:
 
     @property
     def serves(self) -> bool:
-        """Whether the job is a standalone engine, which has no plan: `serve` and `serve_load` answer it."""
+        """Whether the job is a standalone engine, which has no plan; see `predict_engine` and `predict_load`."""
         return self.plan is None and self.job.release.serves
 
     def predict_engine(self) -> "Served":
@@ -169,7 +169,7 @@ def read_options(named: Mapping[str, str | None], words: Sequence[str], objectiv
         if "=" in word:
             add_override(reading, word)
         else:
-            reading.overrides.append(word)  # refused with the others, which say what an override is
+            reading.overrides.append(word)  # refused later, by a message that says what an override is
     for key, value in named.items():
         if value is not None:
             set_named(reading, key, value)
@@ -200,7 +200,7 @@ def is_foreign(path: Path) -> bool:
         if re.search(
             r"^[\"']?(?:policy|hardware|stages|model|gpus)[\"']?\s*:", read_text(path, "the job file"), re.MULTILINE
         ):
-            return False  # without parsing it
+            return False  # a job; parsing it would take longer
         data = read_contained(lambda: read_yaml(path, "the job file", may_repeat=True), path)
     except SpecError:
         return False
@@ -248,7 +248,7 @@ def find_executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "
 
 
 def check_inputs(path: Path, overrides: Sequence[str]) -> None:
-    """Raises: SpecError for a stage of a job file that needs a model which an earlier stage has yet to train."""
+    """Raises: SpecError for a stage of a job file that needs a model of an earlier stage that has not run."""
     stages = stages_of(read_yaml(path, "the job file"), str(path))
     for stage in (stage for stage in stages if stage.name == find_chosen_stage(overrides)):
         for key, name in list_open_inputs(stage, overrides, stages).items():

@@ -99,7 +99,7 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.0042), format_seconds(75), format_seconds(0.9999)
     ('4.2 ms', '1 min 15 s', '1.00 s')
     """
-    if seconds < 0.9995:
+    if seconds < 0.9995:  # from here on, three digits would round to 1e+03 ms
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds >= 10 else f"{seconds:.2f} s"

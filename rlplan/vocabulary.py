@@ -15,7 +15,7 @@ Backend = Literal["deepspeed", "fsdp2", "megatron"]
 
 
 class Loss(StrEnum):
-    """How the loss is computed from hidden states, which decides the logits' memory.
+    """Implementation of the loss on hidden states, which decides the memory of the logits.
 
     PLAIN: logits, upcast to fp32, then cross-entropy (transformers).
     CHUNKED: whole logits, upcast to fp32 one chunk at a time.

@@ -1,7 +1,7 @@
 """Builds the one schedule of a job and a choice, which is planned, timed, executed and reported.
 
-A view is a short schedule for searches that score thousands of choices. In it one process stands for all ranks that
-are alike, and one action with a count stands for all that are repeated.
+A view is a short schedule for searches that score thousands of choices. In a view one process stands for all ranks that
+are alike, and one action with a count stands for all its repetitions.
 
 In: a JobSpec, a Choice. Out: a Schedule, or a view of it. Left out: bytes and seconds.
 """
@@ -32,6 +32,7 @@ def build_view(job: SettledJob, arrangement: Arrangement, *, has_engine: bool = 
     The second mini-batch stands for all mini-batches except the first.
     """
     graph = build_step_graph(job, has_engine=has_engine, counts_repeats=True)
+    # any sync mode stands for an engine here: the graph above does not depend on the mode
     groups, layouts = place(job, Choice(arrangement, NO_TRAINER, NO_ENGINE, "disk" if has_engine else ""))
     layouts = tuple(map(keep_first_process, layouts))
     return locate_calls(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
@@ -138,6 +139,7 @@ def _build_mini_batch_calls(job: SettledJob, role: Role, index: int, before: str
     suffix = f"/{role}" if role is not Role.POLICY else ""
     suffix += f"/{index}" if job.workload.num_mini_batches > 1 else ""
     passes, step = f"train_forward_backward{suffix}", f"optimizer_step{suffix}"
+    # during the warm-up only the value model trains
     first = 1 + (job.algorithm.value_warmup_steps if role is Role.POLICY else 0)
     return [
         Call(

@@ -28,7 +28,7 @@ class Arrangement:
     offloaded: Offloaded = "none"
     """Roles that are offloaded to the host or the disk while they wait."""
     is_async: bool = False
-    """Whether generation runs beside training."""
+    """Whether generation runs at the same time as training."""
     sleeps: bool = False
     """Whether the engine sleeps while other roles compute. A colocated engine that cannot sleep is stopped and
     started again."""

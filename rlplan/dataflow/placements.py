@@ -17,7 +17,7 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 _BESIDE = (ActionKind.VERIFY,)
-"""Actions that need no device, and may run beside any other."""
+"""Actions that need no device, and may run at the same time as any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TimeSharing:
 
 
 def share_time(graph: StepGraph, sharing: TimeSharing) -> StepGraph:
-    """Let the engine of a step leave and return."""
+    """Let the engine free its memory after it has generated, and bring it back with the new weights."""
     return replace(
         graph,
         start=_order_start(graph.start, sharing),
@@ -142,7 +142,7 @@ def _add_offloads(chain: list[Call], roles: tuple[Role, ...]) -> list[Call]:
             continue
         first, last = uses[0], uses[-1] + 1
         later = [index for index in uses if chain[index].kind is not ActionKind.SCORE]
-        # One stay in memory, unless the role scores first and another role trains before this one does.
+        # The role stays in memory from its first to its last call, unless it scores and another role then trains first.
         if uses[0] in later or not later or not _trains_another(chain[first : later[0]], role):
             chain = [*chain[:first], _build_reload(role), *chain[first:last], _build_offload(role), *chain[last:]]
             continue
@@ -178,6 +178,7 @@ def _chain_calls(calls: list[Call]) -> tuple[Call, ...]:
         if call.kind in _BESIDE:
             done.append(call)
             continue
+        # the chain replaces all other dependencies
         independent = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
         done.append(replace(call, after=tuple(dict.fromkeys((*before, *independent)))))
         # A call that is skipped in most steps must not cut the chain, so its successor waits for its predecessor too.
@@ -301,7 +302,7 @@ def add_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool
 
     Generation then waits for no call and no call waits for it. `take_rollouts` takes its place in the step and waits
     for complete groups. The simulator and the runtime share one rule for the rollouts that may be started and taken
-    (simulate/staleness.py). interrupts: see `graph.AsyncRollouts`.
+    (simulate/staleness.py). interrupts: see `schedule.AsyncRollouts`.
     """
     generate = next(call for call in graph.step if call.kind is ActionKind.GENERATE)
     take = Call("take_rollouts", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)

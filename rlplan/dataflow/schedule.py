@@ -1,5 +1,6 @@
-"""Schedule: the graph of Actions that is estimated, executed and reported; the calls of a step before they have devices
-(StepGraph), and the device groups and processes that a role is laid out on.
+"""Schedule: the graph of Actions that is estimated, executed and reported.
+
+Also the calls of a step before they have devices (StepGraph), and the device groups and processes of each role.
 
 A device is named `cpu:0`, a process slot of a host, or `cuda:0`. Devices are numbered over all hosts.
 
@@ -32,7 +33,7 @@ class Call:
     runs_on: Role | None = None
     """The role whose processes run the call, where that is not `role`."""
     needs_all_ranks: bool = False
-    """Every rank of the role takes part, where one rank would suffice."""
+    """Whether every rank of the role takes part although one would suffice."""
     first: int = 1
     """First step in which the call runs."""
     repeat: int = 1
@@ -48,7 +49,7 @@ class AsyncRollouts:
     max_staleness: int
     """Policy versions by which a rollout may lag, enforced by a bounded queue."""
     interrupts: bool
-    """New weights reach the engine while it generates. Otherwise it finishes the running rollouts first."""
+    """Whether new weights reach the engine while it generates. Otherwise it finishes the running rollouts first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ class Schedule:
         """
         pairs: list[Beside] = []
         for part, actions in self.parts:
-            before: dict[str, set[str]] = {}
+            before: dict[str, set[str]] = {}  # one pass suffices: an action is listed after those that it waits for
             for action in actions:
                 before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
             names = [action.id for action in actions if action.processes]

@@ -38,8 +38,9 @@ def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POL
         "train_batch_size": micro * accumulation * len(layout.devices),  # counts every rank, also those of one pass
         "managed_gradient_accumulation": False,
         "gradient_clipping": algorithm.gradient_clipping,
-        "steps_per_print": 1_000_000_000,
-        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1_000_000_000,  # never: the driver reports the progress
+        "zero_allow_untested_optimizer": True,  # ZeRO's list of tested optimizers lacks bitsandbytes'
+        # by default DeepSpeed accepts only its own compiled CPU Adam with an offloaded optimizer
         **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer and not on_gpus else {}),
         **_precision(job.training.dtype),
         **({"tensor_parallel": tensor_parallel_section(layout.tp)} if layout.tp > 1 else {}),

@@ -33,7 +33,7 @@ class ExecutionSpec(Spec):
 
 
 def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
-    """Extract the executable part of a plan. where: the plan's place, for a message.
+    """Extract the executable part of a plan. where: the plan's file, for messages.
 
     Raises: SpecError where the schedule does not follow from the job, or where a run lacks something; EmitError where
     the runtime does not support it.

@@ -31,7 +31,7 @@ when an action ends. Freeing never trims the top of the heap, because it moves o
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _ON_CPU, _ON_GPUS = _TABLE["cpu"], _TABLE["cuda"]
 _FEW_MATMULS: dict[str, str] = _ON_CPU["few_matmuls"]
-"""Small caches of compiled matmuls, for every process on a CPU but vLLM's."""
+"""Settings that keep the caches of compiled matmuls small, for every process on a CPU except vLLM's."""
 COMMON_ENVIRONMENT: dict[str, str] = _ON_CPU["all"]
 """Environment of every worker on a CPU."""
 WORKER_ENVIRONMENT: dict[str, dict[str, str]] = {

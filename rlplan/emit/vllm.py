@@ -43,7 +43,7 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
         "max_num_batched_tokens": job.rollout.max_num_batched_tokens,
         "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
         "block_size": job.rollout.block_size,
-        "enable_prefix_caching": not job.rollout.replays_experts,
+        "enable_prefix_caching": not job.rollout.replays_experts,  # no router sees the tokens of a cached prefix
         "enable_chunked_prefill": job.device_kind == "cuda",
         "enforce_eager": not job.rollout.has_cuda_graphs,
         "logprobs_mode": "processed_logprobs",
@@ -69,7 +69,7 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
 
 LEAST_UTILIZATION = 0.01
 """Share of the GPU that must be free when vLLM starts (v1/worker/utils.py, `request_memory`). It has no other effect
-with `kv_cache_memory_bytes`. Other processes use the same GPU already, so almost none is requested."""
+with `kv_cache_memory_bytes`. The share is small because other processes already use the same GPU."""
 
 
 def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class FrameworkRelease:
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
     is_read_only: bool = False
-    """Whether its files are read and no plan is exported to it."""
+    """Whether rlplan only reads the framework's files and exports no plan to it."""
     engine_version: str = ""
     """vLLM release that this release installs; empty: the newest known one."""
     engine_log_probs: bool = False

@@ -47,8 +47,10 @@ def format_value(value: Any) -> str:
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value meets a condition: a value, one of several, beyond a bound, any (`*`), none of these (`{not:
-    ...}`), or a text or list that contains a word (`{has: ...}`).
+    """Whether a value meets a condition.
+
+    A condition is a value, a list of values, a bound (`>1`), `*` (anything but None), `{not: ...}`, or `{has: ...}`, a
+    word that the value's text contains.
 
     >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
     (True, True, False, True)
@@ -113,6 +115,7 @@ class RuleBook:
         """Rules that the job's own values break, each with the value."""
         for rule in self._rules:
             value = self._value_of(rule.key)
+            # a share depends on the number of engines, which only a search decides
             is_judged = value != OPEN and rule.only != (SHARE,)
             if is_judged and not matches(value, self._fill(rule.only)) and self._holds(rule, {}):
                 yield rule, value
@@ -162,7 +165,7 @@ class RuleBook:
         return self._by_keys[keys]
 
     def _may_hold(self, rule: Rule, among: frozenset[str]) -> bool:
-        """Whether those parts of a rule's condition hold that no chosen value decides."""
+        """Whether the parts of a rule's condition hold that do not depend on chosen values."""
         return all(self._is_met(key, wanted, {}) for key, wanted in rule.when.items() if key not in among)
 
     def _holds(self, rule: Rule, chosen: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """Checkpointer: the driver collects what the ranks saved into one checkpoint and commits it.
 
 A background thread assembles and commits the checkpoint while the next step runs. If it cannot be written, the run
-logs an alarm and goes on; the previous checkpoint stays valid.
+logs an alarm and continues; the previous checkpoint stays valid.
 In: the actions that save trained roles, and the run's state at the end of a step. Out: committed checkpoints.
-Left out: bytes in the trainer's process (workers/trainer/state_saver.py), order on the disk (folder.py).
+Left out: how a rank writes its file (workers/trainer/state_saver.py), and the order of writes on disk (folder.py).
 """
 
 import json
@@ -31,7 +31,7 @@ from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.vocabulary import ActionKind
 
 POLL_S, LOOK_S = 0.05, 1.0
-"""Seconds between two checks for a receipt, and for the process that should write it."""
+"""Seconds between two checks for a receipt, and between two checks that its writer is alive."""
 SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 SETTLE_S, CLOSE_S = 10.0, 1.0
 """Seconds that an ending run waits for a checkpoint in progress, and for one that is abandoned. Both are scaled."""
@@ -70,7 +70,7 @@ class Checkpointer:
         """Have a role's ranks copy or write the states that a resumed run needs."""
         names = self._names(action)
         with self._staging:  # two roles may be saved at the same time, into one folder
-            # the ranks write from staging memory, which the next copy overwrites
+            # the ranks may still write the previous checkpoint from staging memory, which this copy overwrites
             self.settle(self.worker_group.deadline_s(action))
             try:
                 staged = self._stage(step)
@@ -184,6 +184,7 @@ class Checkpointer:
                         f"{path.name} did not appear (all hosts must see the run folder at the same path)"
                     )
                 if now > next_look:
+                    # not an error yet: the writer may have ended right after its receipt, so the loop looks once more
                     next_look, is_gone = now + LOOK_S, writer in self.worker_group.lost()
                 time.sleep(POLL_S)
             receipts.append(_read(receipt))

@@ -1,4 +1,4 @@
-"""Saving and loading of bitsandbytes' 8-bit Adam moments, bit by bit.
+"""Saving and loading of bitsandbytes' 8-bit Adam moments, bit for bit.
 
 One scale covers 256 neighbouring elements of the tensor that a rank steps. That tensor depends on the ZeRO stage and
 the number of ranks, so only the ranks that wrote such moments can load them.

@@ -46,6 +46,7 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
     with _new_folder(out):
         checkpoint = find_best(run_folder) if takes_best else find_checkpoint(run_folder)
         paths, job = checkpoint.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
+        # a run that starts from random weights, or trains a vision-language model, has its start weights here
         start = run_folder / "start_policy"
         model = _load_filled(start if start.is_dir() else Path(job.policy.path), job, paths)
         model.to(getattr(torch, job.training.dtype.value))
@@ -117,6 +118,7 @@ def _fill(model: Any, stored: Sequence[StoredStates], shard_shapes: Mapping[str,
         for name, parameter in trained.items():
             target, shard = parameter.data, torch.empty(shapes[name])
             states.fill(shard, MASTER, PREFIX + name + part)
+            # the axis that AutoTP splits is the one along which the shard is shorter
             for axis, size in enumerate(shard.shape):
                 target = target.narrow(axis, rank * size if size < target.shape[axis] else 0, size)
             target.copy_(shard)

@@ -2,7 +2,7 @@
 
 Every byte is compared with the manifest's digests before anything is used. A damaged, foreign or unreadable checkpoint
 is skipped with one line that gives the reason, and the one before it is tried.
-A checkpoint newer than the pointer is taken too if it is intact: the run was killed between its rename and the pointer.
+An intact checkpoint that is newer than the pointer is also taken: the run was killed before it moved the pointer.
 In: a run folder, and the identity of the resumed job. Out: a Resumption. Raises: SpecError when there is none.
 """
 
@@ -125,7 +125,7 @@ def check_run_folder(run_folder: Path) -> None:
 
 
 def _list_candidates(root: Path) -> tuple[list[Path], list[str]]:
-    """(folders named like a checkpoint, newest first; a line for each entry that only has such a name)."""
+    """List (folders named like a checkpoint, newest first; a line for each link or file with such a name)."""
     try:
         names = [path.name for path in root.iterdir()]
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def _list_candidates(root: Path) -> tuple[list[Path], list[str]]:
 
 
 def _problems_of_pointer(root: Path, names: list[str]) -> list[str]:
-    """A line when the pointer cannot be read, or names a missing checkpoint."""
+    """List one line if the pointer cannot be read or names a missing checkpoint, else none."""
     if POINTER not in names:
         return []
     try:

@@ -103,6 +103,7 @@ class TrainedFragments:
             for kind in MOMENTS:
                 if kind not in state:
                     state[kind] = torch.zeros_like(owner, dtype=torch.float32, memory_format=torch.preserve_format)
+            # DeepSpeed's CPU Adam counts its steps in an int, torch's Adam in a tensor
             if isinstance(state.get("step"), int):
                 state["step"] = num_steps
             else:
@@ -156,6 +157,7 @@ def part_name(rank: int, num_parts: int) -> str:
 def _cut_for_rank(fragments: Sequence[Fragment], num_parts: int) -> Iterator[Fragment]:
     """Cut out this rank's equal part of fragments that every data-parallel rank holds."""
     total = sum(fragment.numel for fragment in fragments)
+    # DeepSpeed numbers the ranks of a tensor parallel group consecutively (utils/groups.py)
     num_ranks, rank = torch.distributed.get_world_size() // num_parts, torch.distributed.get_rank() // num_parts
     first, last = cut_evenly(total, num_ranks, rank)
     before = 0

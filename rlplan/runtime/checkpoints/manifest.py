@@ -100,7 +100,7 @@ class StreamState(Spec):
     """Prompts that were started, numbered from 0."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Number of started prompts beyond those that the steps take."""
+    """Number of prompts that were started in place of zero-variance groups (dynamic sampling)."""
 
     again: tuple[int, ...] = ()
     """Numbers of prompts that were in flight or are lost; a resumed run generates them again."""
@@ -140,7 +140,7 @@ class RunState(Spec):
     """State of asynchronous generation; None when every step generates its own rollouts."""
 
     num_replaced: int = Field(default=0, ge=0)
-    """Number of started prompts beyond those that the steps take."""
+    """Number of prompts that were started in place of zero-variance groups (dynamic sampling)."""
 
     response_lengths: tuple[tuple[int, int], ...] = ()
     """(tokens, number of responses with that length) over the whole run."""
@@ -167,6 +167,7 @@ def parse_step(name: str) -> int | None:
     """Parse the step from a checkpoint folder's name; None for any other name, such as a backup's."""
     digits = re.fullmatch(r"step-([0-9]{6,12})", name)
     step = int(digits[1]) if digits else 0
+    # step-0000012 has the right form too, but a run names step 12 otherwise
     return step if step and folder_name(step) == name else None
 
 

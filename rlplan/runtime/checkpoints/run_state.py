@@ -23,6 +23,7 @@ from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
     """Collect (state, the buffer as JSON) at the end of a step."""
     stream_state, buffer = (None, {}) if stream is None else stream.state()
+    # expected lengths only balance prompts over several engines
     lengths = fleet.lengths.by_prompt if len(fleet.engines) > 1 else {}
     state = RunState(
         step=step,

@@ -100,7 +100,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_regular(path, path.name) as file:
-            self._descriptor = os.dup(file.fileno())  # `opened` closes its file after the block
+            self._descriptor = os.dup(file.fileno())  # `open_regular` closes its file after the block
         try:
             self.tensors = self._read_header(os.fstat(self._descriptor).st_size)
         except BaseException:
@@ -137,6 +137,7 @@ class TensorFile:
 
     def _read_header(self, file_size: int) -> dict[str, StoredTensor]:
         length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        # 2 is the length of `{}`; the first 8 bytes hold the length itself
         if not 2 <= length <= min(file_size - 8, MAX_HEADER_BYTES):
             raise self._wrong("its header is longer than the file")
         try:

@@ -1,7 +1,7 @@
 """Islands: groups of devices that must be on one host, assigned to the cluster's hosts before anything starts.
 
-The largest island is assigned first, to the host with the least left over (best fit). The result is exact if islands
-and hosts have sizes in powers of two, as GPUs do; otherwise an assignment may exist that this does not find.
+The largest island is assigned first, to the host where it leaves the least free (best fit). If the sizes of islands and
+hosts are powers of two, as is usual with GPUs, this finds an assignment whenever one exists; otherwise it may miss one.
 In: what each island asks for and what each host has free. Out: a host for each island, or the reason why not.
 Left out: Ray itself (ray_cluster.py).
 """

@@ -67,7 +67,7 @@ _NODE_LABEL = "ray.io/node-id"
 class Cluster:
     """A Ray cluster and its reserved devices. `close` always works, also during an unfinished start.
 
-    foreign_pids: child processes of the driver that existed before.
+    foreign_pids: child processes that the driver had before this object was created.
     """
 
     def __init__(self, address: str | None = None, stall_s: float = MAX_STALL_S) -> None:
@@ -157,6 +157,7 @@ class Cluster:
         import ray
         from ray.util.placement_group import remove_placement_group
 
+        # a local Ray ends with its groups; a joined cluster would keep the devices reserved
         if self.address is not None:
             for group in self.groups:
                 remove_placement_group(group)
@@ -175,6 +176,7 @@ class Cluster:
             pins = [{_NODE_LABEL: hosts[host].node}] * len(island)
             self.groups.append(placement_group(island, strategy="STRICT_PACK", bundle_label_selector=pins))
         deadline = time.monotonic() + timeout_s
+        # all groups were requested above, so that Ray reserves them at the same time
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 raise _refuse_resources(f"not reserved within {timeout_s:.0f} s", list_hosts())
@@ -205,7 +207,7 @@ def list_hosts() -> list[Host]:
 
 
 def is_ray_up() -> bool:
-    """Whether this process has joined a Ray. A signal may have interrupted its import; then there is none to leave."""
+    """Whether this process has joined a Ray cluster. If a signal interrupted the import of Ray, it has not."""
     return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
 
 

@@ -56,7 +56,7 @@ class Pulse:
         self.changed_s = time.monotonic()
 
     def hear(self, progress: float | None) -> None:
-        """Take in an answer; None when the ping failed."""
+        """Record an answer. progress: None when the ping failed."""
         self.question = None
         if progress is not None and progress != self.progress:
             self.progress, self.changed_s = progress, time.monotonic()
@@ -140,7 +140,7 @@ class WorkerGroup:
                 raise _unreadable(process, hello)
 
     def lost(self) -> list[str]:
-        """List this host's processes that are gone. When one rank dies, the failures of others may arrive first."""
+        """List this host's processes that are gone: when one rank dies, failures of other ranks may arrive first."""
         here = self._here()
         return [process for process, pid in self.pids.items() if pid in here and describe_state(pid) == "gone"]
 
@@ -162,9 +162,9 @@ class WorkerGroup:
         return total
 
     def close(self) -> None:
-        """Stop every worker, on this host by its pid, and wait until they are gone. The cluster stays.
+        """Stop every worker, and wait until those of this host are gone. The cluster stays.
 
-        If a service of Ray has died, the workers are left: the cluster's end takes them with it.
+        If a service of Ray has died, the workers are left running: `Cluster.close` kills them.
         """
         import psutil
 
@@ -271,6 +271,7 @@ class WorkerGroup:
                 raise self._build_timeout(list(pending.values()), timeout_s)
             for reference in ready:
                 self._check(pending.pop(reference))
+        # every call has ended: the results only have to be fetched, even if the deadline has just passed
         left_s = max(FETCH_S, deadline - time.monotonic())
         results: list[Any] = ray.get([call.reference for call in calls], timeout=left_s)
         return results

@@ -54,7 +54,7 @@ class NoText:
     """A cell with values that JSON cannot represent. It may be an extra column, but not a prompt or an answer."""
 
     value: Any
-    """The cell with dates and the like as texts, and bytes as null."""
+    """The cell with bytes as null, and with other values that JSON lacks, such as dates, as texts."""
 
     why: str
     """Type that JSON cannot represent."""
@@ -117,6 +117,7 @@ def detect_layout(names: set[str], columns: Columns) -> str:
     """The layout of a table, detected from its columns. Raises: BadRowError for an unknown layout."""
     if columns.prompt or columns.answer:
         return "columns"
+    # TRL comes after rlplan and verl, whose rows have a `prompt` too
     if {"id", "prompt", "answer"} == names or {"id", "prompt", "chosen", "rejected"} == names:
         return "rlplan"
     if {"prompt", "reward_model"} <= names:

@@ -33,6 +33,7 @@ class Mixture:
         self.shares, self.seed, self.shuffles, self.difficulties = shares, seed, shuffles, difficulties
         self.num_rows = sum(share.num_rows for share in shares)
         self.quotas = compute_quotas(shares)
+        # a step at the end of an epoch takes prompts of two epochs
         self._turns_of = lru_cache(maxsize=2)(self._draw_turns)
         self._order_of = lru_cache(maxsize=2 * len(shares))(self._draw_order)
 
@@ -40,7 +41,7 @@ class Mixture:
         """Index of the n-th prompt, from 0, in the concatenated rows of all data sets."""
         epoch, index = divmod(number, self.num_rows)
         source, place = self._turns_of(epoch)[index]
-        # Epochs of the mixture use a fixed number of the data set's prompts each, so its own position follows directly.
+        # Each epoch of the mixture takes the same number of prompts from a data set, so the set's own position follows.
         own_epoch, own_index = divmod(epoch * self.quotas[source] + place, self.shares[source].num_rows)
         return sum(share.num_rows for share in self.shares[:source]) + self._order_of(source, own_epoch)[own_index]
 

@@ -1,7 +1,7 @@
 """ModelText: runs a model's tokenizer and chat template in a child process with limits.
 
 Neither file can be trusted: a tokenizer of a few bytes can use gigabytes or abort its process, and a template can loop
-forever. The driver also saves the memory of the libraries and the tokenizer. Run as a module, this file is the child
+forever. The driver also needs no memory for the libraries and the tokenizer. Run as a module, this file is the child
 process, which speaks JSON line by line.
 
 In: a folder; texts and chats. Out: token ids and texts.
@@ -45,6 +45,7 @@ class ModelText:
     def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
         self.folder, self.is_usable = folder, True
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # each thread and each arena of glibc maps more memory, which counts against the limit
         variables = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         command = make_module_command("rlplan.runtime.data.model_text")
         self._process = LineProcess(
@@ -64,7 +65,6 @@ class ModelText:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
         self._log.close()
 
@@ -175,7 +175,7 @@ class _Answers:
 
 def main() -> None:
     """Answer until standard input closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C and ends this process
     channel = AnswerChannel()
     answers: _Answers | None = None
     for line in channel.requests:

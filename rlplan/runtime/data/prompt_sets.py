@@ -75,7 +75,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             return tuple(replace(prompt, id=f"{name}/{prompt.id}", source=name) for prompt in prompts)
 
         is_mixed = len(data.sources) > 1
-        # Rewards judge responses to these rows, unless the rows hold answers and held-out prompts have their own file.
+        # Rewards judge responses to training rows, unless rows hold answers and held-out prompts have their own file.
         is_judged = not (answer_kind and data.heldout)
         train = [
             read(source.path, source.label * is_mixed, answer_kind=answer_kind, is_judged=is_judged)
@@ -122,6 +122,7 @@ def _check_can_hold_out(job: ResolvedJob) -> None:
 def _split(train: Sequence[tuple[Prompt, ...]], max_heldout: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
     """(training prompts, held-out prompts) of each data set."""
     parts = [split_held_out(prompts, max_heldout, seed) for prompts in train]
+    # without a source: the held-out prompts of all data sets are one set in the metrics
     heldout = [tuple(replace(prompt, source="") for prompt in part) for _, part in parts]
     questions = {prompt.question for part in heldout for prompt in part}  # another data set may contain them too
     return [tuple(prompt for prompt in part if prompt.question not in questions) for part, _ in parts], heldout

@@ -38,7 +38,7 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
         if role is not Role.REWARD and theirs != read_token_ids(policy):
             raise _make_mismatch_error(role, path, read_token_ids(policy) or {}, theirs)
     _check_vocabulary(job)
-    if needs_retokenizing(job):  # the driver loads this tokenizer in the run, so try it in a child process first
+    if needs_retokenizing(job):  # the driver loads this tokenizer during the run, so a child process tries it first
         with ModelText(Path(job.roles.paths[Role.REWARD])) as tokenizer:
             tokenizer.tokens("a text")
 

@@ -159,13 +159,13 @@ def _read_in_child(path: Path, image_column: str | None, left_out: str) -> Itera
     with tempfile.TemporaryFile() as errors:
         command = make_module_command("rlplan.runtime.data.tables", str(path), image_column or "", left_out)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
-            deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would otherwise block forever
+            deadline = threading.Timer(TIMEOUT_S, process.kill)  # reading its output would block forever otherwise
             deadline.start()
             try:
                 assert process.stdout is not None, "a pipe"
                 for number, line in enumerate(process.stdout, 1):
                     yield number, _parse_child_line(line)
-            finally:
+            finally:  # also when the caller stops before the last row
                 deadline.cancel()
                 process.kill()
         errors.seek(0)
@@ -295,7 +295,7 @@ def print_rows(path: Path, image_column: str | None = None, left_out: str = "") 
     stored = sum(file.stat().st_size for file in files)
     left = min(MAX_DATA_BYTES, max(MIN_UNPACKED_BYTES, MAX_RATIO * stored))
     pa.set_cpu_count(1)  # each thread maps its own memory, which counts against the limit
-    # arrow files are mapped whole
+    # arrow files are mapped whole, so the largest one counts on top
     enter_containment(Budget(memory_bytes=MORE_BYTES + max(file.stat().st_size for file in files)))
     for file in files:
         try:

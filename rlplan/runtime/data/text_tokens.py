@@ -28,7 +28,6 @@ class TextTokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
 
     @cached_property

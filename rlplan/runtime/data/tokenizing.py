@@ -25,7 +25,7 @@ from rlplan.spec.resolved import ResolvedJob
 MAX_PIXEL_BYTES = 1 << 30
 """Most bytes of the pixels of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
-"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so characters prove little."""
+"""Texts up to this many characters are always tokenized: some tokenizers drop spaces, so few tokens may remain."""
 
 
 def tokenize_file(
@@ -47,6 +47,7 @@ def tokenize_file(
     for row in loaded.rows:
         try:
             prompts.extend(_make_prompts(row, encoder, answer_kind))
+            # the two prompts of a labelled pair share their images
             left -= sum(len(image.pixels) for image in prompts[-1].images)
             if left < 0:
                 raise _make_pixel_error(path, row.number)

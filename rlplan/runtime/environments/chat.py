@@ -58,6 +58,7 @@ class ChatTurns:
                 way_out="fix the template, or give prompts as texts (without tools and data.system_prompt)",
             )
         tokens = self.words.tokens(after)
+        # the policy may have sampled the end token that the template writes after the turn
         return tokens[1:] if last in self.ends and tokens[:1] == [last] else tokens
 
     def close(self) -> None:

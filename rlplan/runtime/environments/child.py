@@ -1,6 +1,6 @@
 """The child process in which a job's environment and tools run: it answers JSON requests line by line.
 
-A request is `play` (all turns, for a function), `reset`, `step` or `finish` (of a rollout's environment, by `session`),
+A request is `play` (all turns, for a function), `reset`, `step` or `finish` (of the environment that `session` names),
 or `call` (of a tool). An answer is {"said": ...} or {"error": "...", "kind": "..."}. The first line describes the
 environment. Printed text and tracebacks go to the run's log. The code is the job's own and runs with the user's rights;
 requests to the job's servers are made here too.
@@ -48,6 +48,7 @@ class Answers:
         """MCP server of each served tool, by the tool's name."""
         self.sessions: dict[str, Any] = {}
         self._asked = ("path", setting["path"])
+        """(key, value) of the setting that is being loaded, for the message of an error."""
         try:
             self.hello = self._describe()
         except UnusableError as error:

@@ -11,17 +11,19 @@ from rlplan.runtime.environments.tool_calls import ToolCall
 from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest, WeightSpan
 
 TURN_STRIDE = 1 << 40
-"""Distance between the seeds of successive turns, so that no two turns sample with the same seed."""
-ANSWERED, FINAL, MAX_TURNS, CONTEXT, FAILED = "answered", "final", "max_turns", "context", "failed"
-"""Reasons why a rollout ends, in this order.
+"""Distance between the seeds of successive turns, so that no two turns of a run sample with the same seed.
 
-The environment ended it; a turn called no tool and there is no environment; the turn limit is reached; the next turn
-does not fit; something failed."""
+It leaves room for the seeds of 2^20 steps, which are 2^20 apart (rollout/requests.py)."""
+ANSWERED, FINAL, MAX_TURNS, CONTEXT, FAILED = "answered", "final", "max_turns", "context", "failed"
+"""Reasons why a rollout ends.
+
+In this order: the environment ended it; a turn called no tool and there is no environment; the turn limit is reached;
+the next turn does not fit; something failed."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One running rollout. R: response tokens so far; C: the ones among them that the policy sampled."""
+    """One running rollout. R: number of response tokens so far; C: number of them that the policy sampled."""
 
     request: RolloutRequest
     """Request of the whole group."""

@@ -68,11 +68,11 @@ class MultiTurnRollouts(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Ids of the processes beside the engines."""
+        """Ids of the processes that run the environment, besides the engines."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the processes beside the engines."""
+        """End these processes."""
 
     @abstractmethod
     def _begin(self, request: RolloutRequest, sample: int) -> None:
@@ -174,6 +174,7 @@ class Conversations(MultiTurnRollouts):
             self._num_pending -= 1
             self._handle_answer(self._running[name], request, answer)
         self._send(timeout_s)
+        # the fleet does not notice an answer of the environment, so a pending one must not wait for a turn
         wait_s = min(max_wait_s, ANSWER_S) if self._num_pending else max_wait_s
         finished_turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
         for turn in finished_turns:
@@ -217,6 +218,7 @@ class Conversations(MultiTurnRollouts):
         """Run all tool calls of a turn concurrently; an invalid call is answered with an error message."""
         if conversation.num_turns == self.spec.max_turns:
             return self._end(conversation, MAX_TURNS)
+        # the results and the next turn need at least one token each, so the calls would run in vain
         if conversation.num_left <= 1:
             return self._end_at_limit(conversation)
         conversation.results = {}

@@ -110,7 +110,7 @@ class McpServer:
             wire.tell("notifications/initialized", deadline)
             schemas: list[dict[str, Any]] = []
             cursor: dict[str, Any] = {}
-            for _ in range(MAX_TOOLS):
+            for _ in range(MAX_TOOLS):  # pages may be empty, so their number is bounded too
                 page = wire.ask("tools/list", cursor, deadline)
                 schemas += map(_read_schema, _read_list(page, "tools"))
                 if len(schemas) > MAX_TOOLS:
@@ -175,7 +175,7 @@ class _Http:
         if not isinstance(answer, dict) or not _answers(answer, number):
             raise GarbledError("an answer to another request")
         result = _read_result(answer)
-        if method == "initialize":
+        if method == "initialize":  # MCP requires the header in every later request over HTTP
             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))[:MAX_NAME]
         return result
 
@@ -187,7 +187,7 @@ class _Http:
 
 
 class _Events:
-    """Looks for the answer to request `number` in server-sent events as they arrive. Source: WHATWG."""
+    """Looks for the answer to request `number` in server-sent events as they arrive. Source: WHATWG, HTML standard."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -168,6 +168,7 @@ class EnvironmentPool:
         with self._work:
             self._is_closed = True
             self._work.notify_all()
+        # before the threads are joined, because each may wait for an answer of its process
         for child in self._children:
             child.close()
         for thread in self._threads:
@@ -186,6 +187,7 @@ class EnvironmentPool:
     def _take_next(self, place: int) -> tuple[Any, str] | None:
         with self._work:
             self._work.wait_for(lambda: self._is_closed or self._pinned[place] or self._shared)
+            # pinned requests first: no other process can answer them
             return None if self._is_closed else (self._pinned[place] or self._shared).popleft()
 
     def _serve(self, place: int, child: "_Child") -> None:
@@ -241,7 +243,6 @@ class _Child:
         return dict(self.process.receive(make_start_deadline())["lines"])
 
     def kill(self) -> None:
-        """End the process and its process group."""
         process, self.process = self.process, None
         if process is not None:
             process.close()

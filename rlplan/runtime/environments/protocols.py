@@ -142,6 +142,7 @@ def load_environment(factory: Callable[..., Any]) -> Environment:
     if inspect.isclass(factory):
         return Environment(factory, factory, is_function=False)
     parameters = inspect.signature(factory).parameters.values()
+    # kinds 2 and 4 are *args and **kwargs, which need no argument
     needed = [
         parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in (2, 4)
     ]
@@ -155,6 +156,7 @@ def load_environment(factory: Callable[..., Any]) -> Environment:
 
 def parse_answer(result: Any) -> Any:
     """The result of `step` as a dictionary; a Gymnasium tuple becomes observation, reward and done."""
+    # Gym returned one end, `done`; Gymnasium returns two, `terminated` and `truncated`
     if isinstance(result, tuple) and len(result) in (4, 5):
         observation, reward, *ends, _ = result
         return {"observation": observation, "reward": reward, "done": any(bool(end) for end in ends)}

@@ -38,6 +38,7 @@ class RemoteEnvironment:
 
     def check(self, deadline: Deadline) -> None:
         """Check that the server answers. Raises: NoAnswerError."""
+        # the only request that is valid for an unknown session and starts none
         self._ask("close", {"session": f"{self.run}/check"}, deadline)
 
     def answer(self, question: Mapping[str, Any]) -> Any:

@@ -1,9 +1,9 @@
-"""Arguments of tools against the JSON schemas of servers, in bounded time: a schema is foreign input.
+"""Validation of tool arguments against the JSON schemas of servers, in bounded time because schemas are untrusted.
 
 A schema can refer to itself, branch without end, or hold a pattern that backtracks for hours. Each keyword therefore
-looks at the deadline, and patterns run in RE2, in time linear in the text. RE2 has no look-around and no
-back-references; a pattern with one is left to the server, which validates its arguments itself. `\\d`, `\\w` and `$`
-mean the same in RE2 as in ECMA 262, which JSON Schema prescribes: ASCII only, and the very end.
+checks the deadline, and patterns run in RE2, in time linear in the text. RE2 has no look-around and no back-references;
+a pattern with one is left to the server, which validates its arguments itself. JSON Schema prescribes ECMA 262, where
+`\\d` and `\\w` match ASCII only and `$` matches only the end of the text, as in RE2.
 
 In: a schema, arguments, a deadline. Out: the first violation, or a SchemaError. Left out: references to other
 documents, `$schema`, `unevaluatedProperties` and `unevaluatedItems`.
@@ -18,9 +18,9 @@ from typing import Any
 from rlplan.runtime.processes.line_process import Deadline, NoAnswerError
 
 _MAX_PATTERN_BYTES = 1 << 20
-"""Memory of one compiled pattern."""
+"""Memory limit of one compiled pattern."""
 _deadline: ContextVar[Deadline] = ContextVar("deadline")
-"""Deadline of the evaluation at work."""
+"""Deadline of the evaluation in progress; jsonschema gives keywords no parameter for it."""
 
 
 class SchemaError(Exception):
@@ -28,7 +28,7 @@ class SchemaError(Exception):
 
 
 def check_schema(schema: dict[str, Any], deadline: Deadline) -> None:
-    """Check that a schema is one, and that it can be evaluated. Raises: SchemaError, LateError."""
+    """Check that a schema is valid and can be evaluated. Raises: SchemaError, LateError."""
     from jsonschema import Draft202012Validator
 
     if violation := find_fault(schema, Draft202012Validator.META_SCHEMA, deadline):
@@ -37,7 +37,7 @@ def check_schema(schema: dict[str, Any], deadline: Deadline) -> None:
 
 
 def find_fault(arguments: dict[str, Any], schema: dict[str, Any], deadline: Deadline) -> str:
-    """The first violation of a schema by arguments; empty without one. Raises: SchemaError, LateError."""
+    """Find the first violation of a schema by arguments; empty without one. Raises: SchemaError, LateError."""
     from referencing.exceptions import Unresolvable
 
     _deadline.set(deadline)
@@ -60,7 +60,7 @@ def find_fault(arguments: dict[str, Any], schema: dict[str, Any], deadline: Dead
 
 @lru_cache(maxsize=1)
 def _load_validator() -> tuple[Any, Any]:
-    """(a class of validators that look at the deadline before each keyword, a registry of the meta-schema)."""
+    """(a validator class that checks the deadline before each keyword, a registry with the meta-schema)."""
     from jsonschema import Draft202012Validator, validators
     from jsonschema_specifications import REGISTRY
     from referencing import Registry
@@ -80,7 +80,7 @@ def _load_validator() -> tuple[Any, Any]:
 
 
 def _drop_dialects(schema: Any) -> Any:
-    """A schema without `$schema`: jsonschema would take another class of validators, which looks at no deadline."""
+    """Copy a schema without `$schema`: jsonschema would choose a validator class by it, which checks no deadline."""
     if isinstance(schema, list):
         return [_drop_dialects(part) for part in schema]
     if not isinstance(schema, dict):
@@ -99,6 +99,7 @@ def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Ite
 def _check_pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, schema: Any) -> Iterator[Any]:
     for pattern, part in patterns.items() if validator.is_type(value, "object") else ():
         for key in value:
+            # a pattern that RE2 does not accept would match every key
             if _compile(pattern) is not None and matches_pattern(pattern, key):
                 yield from validator.descend(value[key], part, path=key, schema_path=pattern)
 
@@ -119,7 +120,7 @@ def _check_additional_properties(validator: Any, additional: Any, value: Any, sc
 
 
 def _check_unique(validator: Any, is_unique: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Elements are compared by their text, for pairs would take quadratic time: 1 differs from 1.0 here."""
+    """Compare elements by their JSON text, in linear time; therefore 1 and 1.0 are different here."""
     from jsonschema.exceptions import ValidationError
 
     is_checked = is_unique is True and validator.is_type(value, "array")
@@ -128,7 +129,7 @@ def _check_unique(validator: Any, is_unique: Any, value: Any, schema: Any) -> It
 
 
 def _leave_to_server(*_: Any) -> Iterator[Any]:
-    """Check nothing: jsonschema evaluates these keywords with patterns of its own."""
+    """Check nothing: jsonschema matches the patterns of these keywords with `re`, which may backtrack for hours."""
     yield from ()
 
 
@@ -155,7 +156,7 @@ def matches_pattern(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _compile(pattern: str) -> Any:
-    """The pattern for UTF-8, or None when RE2 does not accept it."""
+    """Compile a pattern for UTF-8; None when RE2 does not accept it."""
     import re2
 
     options = re2.Options()

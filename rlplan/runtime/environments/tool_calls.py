@@ -12,7 +12,7 @@ from rlplan.runtime.processes.line_process import GarbledError, check_depth
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 
 MAX_CALLS = 32
-"""Most calls of one turn; the calls beyond are answered with one error for all."""
+"""Most calls of one turn; all further calls get one common error."""
 OK, NOT_JSON, UNKNOWN, WRONG, TOO_MANY = "ok", "not_json", "unknown_tool", "wrong_arguments", "too_many"
 RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED = "raised", "wrong_result", "too_long", "timed_out", "died"
 BY_THE_POLICY = (NOT_JSON, UNKNOWN, WRONG, TOO_MANY)
@@ -47,7 +47,7 @@ def split_calls(text: str, pattern: str, names: Collection[str]) -> tuple[str, l
     >>> before, [(call.name, call.fault) for call in calls]
     ('So: ', [('add', ''), ('', 'not_json')])
     """
-    import regex  # a dry run needs it not
+    import regex  # a dry run does not need it
 
     try:
         matches = [*regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)]

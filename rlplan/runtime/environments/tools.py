@@ -64,7 +64,7 @@ class Tool:
             return {"error": f"wrong arguments of {self.name}: {str(error)[:300]}", "kind": "wrong_arguments"}
         try:
             result = run_awaitable(self.function(**values))
-        except BaseException as error:  # SystemExit too: only the run ends this process
+        except BaseException as error:  # also SystemExit, because only the run may end this process
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {str(error)[:300]}", "kind": "raised"}
         return self._convert_result(result)
@@ -79,7 +79,7 @@ class Tool:
         values = {}
         for name, value in arguments.items():
             try:
-                # Strict validation of JSON, not of Python values: JSON has no tuples, sets or dates of its own.
+                # Validated as JSON: strict validation of Python values rejects lists for tuples and texts for dates.
                 values[name] = self.adapters[name].validate_json(json.dumps(value), strict=True)
             except ValueError as error:
                 why = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)

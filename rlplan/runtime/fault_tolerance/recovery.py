@@ -46,7 +46,7 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the schedule allows restarts; not with sleeping engines, while trainer states may be offloaded."""
+        """Whether the schedule allows restarts; with sleeping engines the trainer's states may be offloaded."""
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:
@@ -81,6 +81,7 @@ class Recovery:
             self.fleet.load([ranks], folder, self.weight_sync.version, timeout_s)
             self.fleet.submit_again(ranks, timeout_s)
             return
+        # version 0: these are the initial weights, and `resend` brings the current ones
         self.fleet.load([ranks], self.engine_folder(), 0, timeout_s)
         with self.trainers, self.fleet.pause(timeout_s):  # no other thread may call the trainers meanwhile
             self.weight_sync.resend()

@@ -23,7 +23,6 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run folder has a checkpoint to resume from."""
     return (checkpoints_folder(run_folder) / POINTER).is_file()
 
 
@@ -114,8 +113,8 @@ def prepare_resume(checkpoint: Resumption, recorder: Recorder) -> None:
 
 
 def return_to_checkpoint(error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder) -> Resumption:
-    """After a loss of ranks, return to the run's last checkpoint and its recorded lines. identity: the job's."""
-    checkpoint = replace(find_checkpoint(recorder.folder, identity), changes=())  # recorded at the run's start
+    """Return to the run's last checkpoint after a loss of ranks, and drop later records. identity: that of the job."""
+    checkpoint = replace(find_checkpoint(recorder.folder, identity), changes=())  # the run recorded them at its start
     recorder.write_alarm(checkpoint.step, "restart", f"{error.what}; all processes restart")
     prepare_resume(checkpoint, recorder)
     recorder.truncate_after(checkpoint.step)

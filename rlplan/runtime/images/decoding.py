@@ -32,6 +32,7 @@ def decode(data: bytes, rule: ImageRule) -> dict[str, Any]:
             width, height = picture.size
             if width * height > MAX_DECODED_PIXELS:
                 raise BadImageError(f"an image of {width} x {height} pixels; the limit is {MAX_DECODED_PIXELS} pixels")
+            # raises for a size that the processor refuses, before the pixels are decompressed
             rows, columns = rule.grid(height, width)
             upright = ImageOps.exif_transpose(picture)
             rows, columns = rule.grid(upright.height, upright.width)

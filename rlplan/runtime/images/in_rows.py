@@ -31,7 +31,7 @@ _AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 def read_image(cell: Any, folder: Path) -> bytes:
     """Bytes of an image file, given as a path, a data URI, or Hugging Face's {bytes, path}. Raises: BadRowError."""
     if isinstance(cell, Mapping):
-        packed = cell.get("bytes")
+        packed = cell.get("bytes")  # base64 already: tables.py reads rows through JSON, which lacks bytes
         cell = f"data:image/any;base64,{packed}" if packed else cell.get("path")
     if not isinstance(cell, str) or not cell:
         raise BadRowError(f"an image is {type(cell).__name__}, not a path, a data URI or an object with bytes or path")

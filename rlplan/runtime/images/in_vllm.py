@@ -2,8 +2,8 @@
 
 vLLM 0.32 imports one function from a transformers module that needs torchvision, which a CPU install omits
 (requirements/README.md). transformers has the same function in its Pillow-based module, which is registered instead.
-vLLM's processor also needs a video processor, which has no Pillow form, so the class here supports images only. Pixels
-already have the processor's size (images/decoding.py).
+vLLM's processor also needs a video processor, and transformers has none without torchvision, so the class here supports
+images only. Pixels already have the processor's size (images/decoding.py).
 
 In: prompts and their images. Out: vLLM's prompts, and a registered model class. Left out: videos.
 """

@@ -3,7 +3,7 @@
 The tower is not a submodule of the decoder, so code that counts, saves or sends the decoder's weights does not see it.
 
 In: the whole model's folder, a batch with images. Out: the decoder's inputs: embeddings of text and images, and
-positions on three axes (M-RoPE). Left out: videos, and training the tower (verl's `freeze_vision_tower` is on).
+positions on three axes (M-RoPE). Left out: videos, and training the tower (as with verl's `freeze_vision_tower=True`).
 """
 
 from collections.abc import Sequence

@@ -116,7 +116,6 @@ class Learner:
         return alarm
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
-        """Take an optimizer step on every rank of the action's role."""
         results, measurements = self.worker_group.everywhere(
             action, lambda rank: bind_call(TRAINER.optimizer_step, step)
         )

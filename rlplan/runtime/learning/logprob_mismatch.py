@@ -76,6 +76,7 @@ def merge_differences(passes: Iterable[Mapping[str, float]]) -> Differences:
     for sums in passes:
         total, count = total + sums[f"{DIFFERENCE}_sum"], count + sums[f"{DIFFERENCE}_count"]
         rank_largest = sums[f"{DIFFERENCE}_max"]
+        # max() would drop a NaN that comes second
         largest = rank_largest if math.isnan(rank_largest) else max(largest, rank_largest)
         for name, number in sums.items():
             if name.startswith(f"{DIFFERENCE}_bin:"):

@@ -35,8 +35,8 @@ def select_mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob,
 def make_train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
     """The training sample of a rollout.
 
-    is_first_update: whether it is for the step's first optimizer step. Its own forward pass then gives the old
-    log-probs exactly. A separate scoring pass rounds differently, and in bf16 that alone exceeds GSPO's clip range.
+    is_first_update: whether it is for the step's first optimizer step. The training pass then computes the old
+    log-probs itself: a separate scoring pass rounds differently, and in bf16 that alone exceeds GSPO's clip range.
     """
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
@@ -98,6 +98,7 @@ def assign_rollouts(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: in
     """
     ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
     for index in range(job.workload.mini_batches_per_epoch):
+        # the first epoch is not shuffled, so any step gives the same selection
         batch = add_branches(select_mini_batch(rollouts, index, job, step=0))
         samples = [make_train_sample(rollout) for rollout in batch]
         shares = _assign_indices(samples, _group_samples(samples, job), job, num_ranks)

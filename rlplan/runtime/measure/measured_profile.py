@@ -143,7 +143,6 @@ def node_data(measured: Measured, base: NodeProfile, gpu: str, num_gpus: int) ->
 
 
 def _find_node(gpu: GpuProfile) -> NodeProfile | None:
-    """Find the bundled node with this GPU."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if wanted.search(path.read_text("utf-8")):
@@ -170,9 +169,11 @@ def _about(measured: Measured) -> str:
 def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
     """Write a draft, validate it by reading it, then rename it: no partial or invalid profile is ever left."""
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    # None writes each innermost mapping on one line, as in the bundled profiles
     yaml.default_flow_style, yaml.width = None, 4096
     yaml.representer.sort_base_mapping_type_on_output = False
     yaml.dump(_value_first(data), text)
+    # beside the target, because a rename cannot cross file systems
     with tempfile.TemporaryDirectory(prefix=".rlplan-measure-", dir=path.parent) as folder:
         draft = Path(folder) / path.name
         draft.write_text(comment + text.getvalue(), encoding="utf-8")
@@ -182,7 +183,7 @@ def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
 
 
 def _value_first(part: Any) -> Any:
-    """Sort each value before its source, as people write it."""
+    """Put the key `value` before its source in every mapping, as in the bundled profiles."""
     if not isinstance(part, dict):
         return part
     keys = sorted(part, key=lambda key: key != "value")

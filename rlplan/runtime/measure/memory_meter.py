@@ -64,9 +64,10 @@ def merge_measurements(measurements: Iterable[Measurement]) -> list[Measurement]
 def reset_peak() -> None:
     """Reset the kernel's peak resident size to the current size.
 
-    Without permission the peak stays that since the process's start. A job on a CPU host is refused earlier then.
+    Without permission the peak counts from the process's start; a job on a CPU host has been refused before that.
     """
     with suppress(OSError):
+        # 5 resets only the peak; the other values clear the marks of referenced pages (man proc_pid_clear_refs)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
@@ -122,7 +123,7 @@ def counted_elsewhere(num_bytes: int) -> Iterator[None]:
     """
     global _elsewhere
     with _peaks_lock:
-        _note_peak()
+        _note_peak()  # an earlier peak has no such pages to subtract
         yield
         _elsewhere += num_bytes
         reset_peak()

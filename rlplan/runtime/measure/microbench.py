@@ -180,6 +180,7 @@ def measure_matmul(
     kind = getattr(torch, dtype.value)
     rates = []
     for size in sizes:
+        # both factors and the product
         if 3 * size * size * kind.itemsize > SHARE_OF_MEMORY * _free_bytes(device):
             remarks.append(f"no matmul of {size} x {size}: too little free memory")
             continue
@@ -220,6 +221,7 @@ def measure_fresh_memory(effort: Effort) -> list[Rate]:
     """
     import ctypes
 
+    # a threshold that is set stays: otherwise glibc raises it to the size of each freed block, up to 32 MiB
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, FRESH_BYTES // 32)
     left, right = torch.ones(FRESH_BYTES // 4), torch.ones(FRESH_BYTES // 4)
     threads = torch.get_num_threads()
@@ -315,7 +317,7 @@ def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, dev
     while len(taken) < MIN_SAMPLES or (len(taken) < MAX_SAMPLES and time.perf_counter() < deadline):
         start = time.perf_counter()
         finish()
-        taken.append(max(time.perf_counter() - start, 1e-9))
+        taken.append(max(time.perf_counter() - start, 1e-9))  # never 0, because rates divide by it
     return taken
 
 

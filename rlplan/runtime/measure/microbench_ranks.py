@@ -128,7 +128,7 @@ def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: 
 
 
 def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
-    """Time each repetition. Rank 0's first one decides how many all ranks do."""
+    """Time each repetition. The first timed one on rank 0 decides how many all ranks make."""
     import torch
     import torch.distributed as dist
 
@@ -141,7 +141,7 @@ def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
             accelerator.finish()
         return time.perf_counter() - start
 
-    once()
+    once()  # the first call of a collective also connects the ranks
     count = torch.tensor([min(SAMPLES[1], max(SAMPLES[0], int(seconds / max(once(), 1e-6))))], device=flag.device)
     dist.broadcast(count, 0)
     return [max(once(), 1e-9) for _ in range(int(count.item()))]

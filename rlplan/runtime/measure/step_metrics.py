@@ -1,6 +1,6 @@
 """StepMetrics: one step's metrics, under the names that common dashboards use.
 
-Learning metrics contain nothing that depends on the clock, so two runs with one seed give the same rows bit by bit.
+Learning metrics contain nothing that depends on the clock, so two runs with one seed give the same rows bit for bit.
 In: rollouts, sums from the trainer ranks, seconds. Out: one row of learning metrics and one of timings.
 """
 
@@ -113,7 +113,7 @@ class StepMetrics:
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of every reward and of their weighted sum. Rollouts without a reward are counted separately.
 
-        Answers of the data set have none: their `reward` only says which of them is the better one.
+        Answers of the data set have no reward metrics: their `reward` only says which answer is the better one.
         """
         self.add_sources(rollouts)
         if not self.job.has_rollouts:

@@ -95,7 +95,7 @@ class _GatedDeltaRule(torch.autograd.Function):
         within = key.new_empty(*heads, CHUNK)
         normed = [torch.empty_like(query), torch.empty_like(key)]
         ctx.save_for_backward(*normed, *scales, value, torch.empty_like(decay), beta, within)
-        states(value, key)
+        states(value, key)  # part of the forward pass's peak, but not saved
         return torch.empty_like(value)
 
     @staticmethod

@@ -27,7 +27,7 @@ def die_with_parent() -> None:
 
 
 def raise_open_files() -> None:
-    """Allow this process as many open files as it may have; shells allow 1,024, and a connection is one."""
+    """Raise the soft limit of open files to the hard one: shells set 1,024, and each connection is an open file."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

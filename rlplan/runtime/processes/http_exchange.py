@@ -1,11 +1,11 @@
 """HTTP requests with one deadline for everything: name lookup, TLS, redirects, status line, headers, body and trailers.
 
-A socket's timeout bounds a single read, so a server that sends a byte now and then could hold its client for ever. Each
+A socket's timeout bounds a single read, so a server that sends a byte now and then could hold its client forever. Each
 request therefore runs in a thread of its own. At the deadline the caller gets an error, and the request's sockets are
 shut down, which ends the thread.
 
-In: a request of urllib and a deadline. Out: the answer's bytes and headers. Left out: a lookup in the DNS and a proxy's
-own handshake cannot be interrupted; their thread ends with the resolver or the proxy, and nobody waits for it.
+In: a request of urllib and a deadline. Out: the answer's bytes and headers. Left out: interrupting a DNS lookup or the
+handshake of a proxy. Their thread ends when the resolver or the proxy does, and nobody waits for it.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def fetch(
     """Send a request and read its answer.
 
     handlers: urllib's for proxies and redirects; without one for redirects, these are statuses other than 2xx.
-    is_enough: gets each part of the body as it arrives; whether no more is needed.
+    is_enough: gets each part of the body as it arrives, and returns whether the rest is not needed.
     Raises: LateError, TooLongError, HTTPError (a status other than 2xx), OSError, HTTPException, ValueError.
     """
     deadline.check()
@@ -76,7 +76,7 @@ def fetch(
 def run_within(deadline: Deadline, work: Callable[[], Result]) -> Result:
     """Run work in a thread of its own and wait for it until the deadline. Raises: LateError, and what `work` raises.
 
-    Late work goes on: the caller ends it, or the process does.
+    Late work continues until the caller ends it or the process ends.
     """
     outcome = Future[Result]()
 
@@ -89,12 +89,12 @@ def run_within(deadline: Deadline, work: Callable[[], Result]) -> Result:
     threading.Thread(target=run, name=THREAD, daemon=True).start()
     try:
         return outcome.result(deadline.remaining_s)
-    except TimeoutError:  # of this wait, or of a socket, whose own timeout ends with the deadline
+    except TimeoutError:  # raised by this wait, or by a socket, whose timeout ends with the deadline
         raise deadline.make_error() from None
 
 
 def explain_failure(error: Exception) -> str:
-    """Why there was no answer, in words: of an exception that `fetch` raises."""
+    """Explain in words why there was no answer. error: an exception that `fetch` raises."""
     if isinstance(error, HTTPError):
         return f"HTTP {error.code}"
     if isinstance(error, LateError):
@@ -114,7 +114,7 @@ def _read_body(response: HTTPResponse, max_bytes: int, is_enough: Callable[[byte
             raise TooLongError(f"an answer of more than {max_bytes} bytes")
         if is_enough(part):
             return bytes(body)
-    if response.length:
+    if response.length:  # unlike read(), read1() ends an incomplete body without an error
         raise IncompleteRead(bytes(body), response.length)
     return bytes(body)
 
@@ -148,7 +148,7 @@ class _PlainConnection(HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        self.sockets.add(self.sock)
+        self.sockets.add(self.sock)  # before the TLS handshake, which may hang too
 
 
 class _TlsConnection(HTTPSConnection, _PlainConnection):

@@ -50,7 +50,7 @@ def leave_lost_terminal() -> None:
     """
     for descriptor in (1, 2):
         poll = select.poll()
-        poll.register(descriptor, 0)
+        poll.register(descriptor, 0)  # POLLHUP and POLLERR are reported without being asked for
         if any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0)):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, descriptor)

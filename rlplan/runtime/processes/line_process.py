@@ -22,7 +22,7 @@ from rlplan.runtime.processes.machine_speed import scale_seconds
 START_S = 60.0
 """Seconds for a process to import its packages, and the job's files; scaled by machine speed."""
 MAX_DEPTH = 64
-"""Deepest nesting of an answer: its readers recurse, some of them by eight calls a level."""
+"""Deepest nesting of an answer: readers recurse, some with eight calls per level, and Python allows 1,000 calls."""
 DEATH_S = 1.0
 """Seconds for a process to exit after it closed its output; scaled by machine speed."""
 
@@ -77,7 +77,7 @@ class Deadline:
     def await_pipe(self, pipe: int, event: int, *, looks_once: bool = False) -> None:
         """Wait until a pipe can be read or written. Raises: LateError at the deadline, even if it can.
 
-        looks_once: whether a pipe that is ready at once is good enough after the deadline too.
+        looks_once: whether a pipe that is ready at once is accepted after the deadline too.
         """
         poll = select.poll()
         poll.register(pipe, event)
@@ -108,7 +108,7 @@ class LineProcess:
         assert self._process.stdout is not None, "a pipe"
         self._pipes = (self._process.stdin, self._process.stdout)
         self.pid, self.max_bytes, self.unread = self._process.pid, max_bytes, b""
-        os.set_blocking(self._pipes[0].fileno(), False)
+        os.set_blocking(self._pipes[0].fileno(), False)  # a write to a process that does not read must not block
 
     def send(self, line: str, deadline: Deadline) -> None:
         """Send a line. Raises: NoAnswerError when the process does not read it."""
@@ -122,7 +122,7 @@ class LineProcess:
                 raise NoAnswerError(self._describe_death(deadline)) from None
 
     def receive(self, deadline: Deadline) -> dict[str, Any]:
-        """Wait for the next answer; a deadline of 0 s takes what is there. Raises: NoAnswerError."""
+        """Wait for the next answer; with 0 s, take one that has already arrived. Raises: NoAnswerError."""
         pipe, looks_once = self._pipes[1].fileno(), not deadline.seconds
         while b"\n" not in self.unread:
             deadline.await_pipe(pipe, select.POLLIN, looks_once=looks_once)

@@ -29,7 +29,7 @@ _last: tuple[float, float] | None = None
 
 
 def measure_slowdown(max_age_s: float = FRESH_S) -> float:
-    """Current slowdown relative to the reference, from 1 to MOST. max_age_s: largest age of a reused measurement."""
+    """Current slowdown relative to the reference, 1 to MAX_FACTOR. max_age_s: largest age of a reused measurement."""
     global _last
     with _measuring:
         if _last is None or time.monotonic() - _last[0] > max_age_s:
@@ -47,7 +47,7 @@ def scale_seconds(seconds: float) -> float:
 
 
 def wait_patiently(wait: Callable[[float], Result], seconds: float, late: type[Exception]) -> Result:
-    """Wait for at most `scaled(seconds)`. late: the exception that `wait` raises when its seconds have passed.
+    """Wait for at most `scale_seconds(seconds)`. late: the exception that `wait` raises after its seconds.
 
     It suits waits that are almost always short: the machine is measured only after `seconds` have passed.
     """
@@ -62,7 +62,7 @@ def wait_patiently(wait: Callable[[float], Result], seconds: float, late: type[E
 def compute_factor(seconds: float) -> float:
     """The slowdown for a measured time.
 
-    >>> compute_factor(REFERENCE_S / 2), compute_factor(4 * REFERENCE_S), compute_factor(1000.0) == MOST
+    >>> compute_factor(REFERENCE_S / 2), compute_factor(4 * REFERENCE_S), compute_factor(1000.0) == MAX_FACTOR
     (1.0, 4.0, True)
     """
     return min(MAX_FACTOR, max(1.0, seconds / REFERENCE_S))

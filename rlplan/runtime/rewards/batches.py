@@ -50,7 +50,6 @@ class BatchedFunctions:
 
     @property
     def processes(self) -> Collection[RewardProcess]:
-        """The processes of the functions."""
         return self._processes.values()
 
     def judge(self, responses: Sequence[Response], progress: tuple[int, int]) -> Answers:

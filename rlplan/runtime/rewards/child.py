@@ -1,6 +1,6 @@
 """The child process of one reward: it reads a JSON request per line and writes a JSON answer per line.
 
-`processes.py` starts it and enforces the deadlines, because the code in here cannot be trusted to. Text that the reward
+`processes.py` starts it and enforces the deadlines, because code in this process is not trusted. Text that the reward
 prints is discarded. The first line is `{"ready": pid}` or `{"unable": why}`; `pid` names a fork that may be killed
 alone, or is 0. A function gets a batch of responses and returns a value for each; `"takes_batches"` in the first line
 means that it is called once with the whole batch, as TRL does. Before a mathematical comparison the child writes
@@ -302,7 +302,7 @@ def _answer_line(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, 
         if memory:
             _limit_memory(memory + MEMORY_PER_BYTE * len(line))
         return call(json.loads(line))
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: only the run ends this process
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, because only the run may end this process
         return {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
 
 
@@ -327,7 +327,7 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], channel: A
             _serve(call, channel)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code == 0:
+        if code == 0:  # the fork has read the end of standard input
             return
         _say(channel, {"ended": code})
 

@@ -21,7 +21,7 @@ def make_limits(spec: CodeExecutorSpec) -> Limits:
 
 def extract_program(text: str, pattern: str) -> str | None:
     """The last program in a response, or None. Raises: ExhaustedError when the pattern takes too long."""
-    import regex  # a dry run needs it not
+    import regex  # a dry run does not need it
 
     try:
         matches = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)

@@ -1,7 +1,7 @@
 """Judge: computes the rewards of one response, one reward after the other; each thread has its own Judge.
 
-A Judge keeps the child processes of its rewards between responses. It calls a batch function with a batch of one;
-batches.py calls it with whole batches.
+A Judge keeps the child processes of its rewards between responses. A reward function gets a batch of one response here;
+functions that are called with whole batches belong to batches.py.
 
 In: a response with its prompt. Out: a Verdict.
 """
@@ -57,7 +57,6 @@ class Judge:
 
     @property
     def processes(self) -> Collection[RewardProcess]:
-        """The child processes of its rewards."""
         return self._processes.values()
 
     def judge(self, response: Response) -> Verdict:

@@ -78,7 +78,7 @@ class RewardProcess:
         """A number, a failure, or None (the function skips it) for each response of a batch.
 
         progress: (finished steps, all steps). longest_s: upper limit of the batch's timeout, which is otherwise the sum
-        of its responses' timeouts. Raises: RewardFailure without any answer.
+        of its responses' timeouts. Raises: RewardFailure when there is no answer at all.
         """
         timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
         answer = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
@@ -87,7 +87,7 @@ class RewardProcess:
         return [None if value is None else _read_number(value) for value in answer["values"]]
 
     def take_metrics(self) -> list[tuple[str, float, int]]:
-        """(`NAME/METRIC`, sum, count) of the numbers that each call of the function has logged since last asked."""
+        """(`NAME/METRIC`, sum, count) of the numbers that each call of the function has logged since the last take."""
         metrics, self._metrics = self._metrics, []
         return metrics
 
@@ -169,7 +169,6 @@ class RewardProcess:
             self._launch()
 
     def close(self) -> None:
-        """End the process and its process group."""
         process, self._process = self._process, None
         self._is_ready, self._fork = False, 0
         if process is not None:

@@ -91,6 +91,7 @@ class RewardPool:
         with self._lock:
             self._prepare_judges()
         rollouts = [rollout for rollout in rollouts if not rollout.is_judged and not rollout.has_failed]
+        # begun before the batch functions are called, so that both kinds of rewards work at the same time
         for rollout in rollouts:
             self.begin(rollout.id, _make_response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s

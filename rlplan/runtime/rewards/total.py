@@ -62,7 +62,8 @@ def finish_rewards(
 ) -> list[Rollout]:
     """Add the environment's reward, the reward model's score and the length penalty, then set the baselines.
 
-    The control `shuffle_rewards` permutes the rewards. Returns: rollouts that failed during this call.
+    The control `shuffle_rewards` permutes the rewards. Returns: rollouts that failed here for another reason than their
+    environment.
     """
     add_environment((*rollouts, *baselines), job)
     had_failed = {id(rollout) for rollout in (*rollouts, *baselines) if rollout.has_failed}

@@ -34,8 +34,8 @@ def check_format(spec: FormatCheckerSpec, text: str) -> float:
 
 
 def _match_pattern(name: str, spec: RewardSpec, text: str) -> Any:
-    """A match or None. `concurrent` releases the GIL, so that deadlines and signals are still served."""
-    import regex  # a dry run needs it not
+    """A match or None. `concurrent` releases the GIL, so that other threads and signal handlers still run."""
+    import regex  # a dry run does not need it
 
     pattern, function = getattr(spec, "pattern", ""), getattr(regex, name)
     try:

@@ -190,7 +190,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _is_alive(pid: int, noted_s: float) -> bool:
-    """Whether a process is alive and had this id when it was noted: the system reuses ids, in a container soon."""
+    """Whether a process with this id has run since the id was noted: the system reuses ids, in a container soon."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -213,7 +213,7 @@ def check_success(standing: Standing, folder: Path) -> None:
         rule="a successful run ends as `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
         way_out=f"rlplan run --resume {folder} continues from its checkpoint; rlplan report {folder} shows it",
     )
-    # A bug of the run is none of the command that reads its folder.
+    # A bug in the run is not a bug in the command that reads its folder.
     error.exit_code = RunError.exit_code if standing.exit_code in (None, 0, EXIT_BUG) else standing.exit_code
     raise error
 

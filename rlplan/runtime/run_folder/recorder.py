@@ -161,7 +161,6 @@ class Recorder:
         self._write("trace.jsonl", record_line(sample))
 
     def write_row(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append a row to a file of lines."""
         self._write(name, json.dumps(row, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
@@ -175,7 +174,6 @@ class Recorder:
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
     def write_file(self, name: str, value: Mapping[str, object]) -> None:
-        """Write a JSON file atomically."""
         write_json(self.folder / name, value)
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
@@ -201,10 +199,9 @@ class Recorder:
                 overwrite_status(self.folder / "status.json", status)
 
     def close(self) -> None:
-        """Close the files. Failed writes have been reported before."""
         self.rollouts.close()
         for file in self._files.values():
-            with suppress(OSError):
+            with suppress(OSError):  # failed writes have been reported before
                 file.close()
 
     def _write(self, name: str, line: str) -> None:

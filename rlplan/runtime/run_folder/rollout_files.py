@@ -34,7 +34,7 @@ TEXTS = ("id", "prompt_id", "source", "prompt", "truth", "text", "stop_reason", 
 POLICY, ENVIRONMENT = "policy", "environment"
 """Who wrote a turn."""
 ROWS_PER_GROUP = 256
-"""Rows that a reader has to hold at once."""
+"""Rows per Parquet row group, which a reader must hold in memory at once."""
 _NAME = re.compile(r"step-(\d{6,9})\.parquet")
 
 Decode = Callable[[Sequence[int]], str]
@@ -142,6 +142,7 @@ def _make_table(rows: Sequence[dict[str, Any]], rollouts: Sequence[Rollout]) -> 
     data = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode("utf-8", "replace")
     table = pa.json.read_json(
         io.BytesIO(data),
+        # one block, because Arrow refuses a row that is larger than a block (1 MiB by default)
         read_options=pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
         parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(schema)),
     )

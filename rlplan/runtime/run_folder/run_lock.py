@@ -40,7 +40,7 @@ def lock_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator[N
             (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
-        (run_folder / LOCK_NAME).unlink(missing_ok=True)
+        (run_folder / LOCK_NAME).unlink(missing_ok=True)  # before the release, after which it may be the next run's
         lock.release()
         for folder in created:
             with suppress(OSError):

@@ -29,6 +29,7 @@ files = {line.split()[-1] for line in open("/proc/self/maps")}
 for each in (sysconfig.get_path("stdlib"), *sorted(file for file in files if ".so" in file)):
     print(each)
 """
+"""Prints the standard library's folder and the shared libraries in use; the imports load those that programs need."""
 
 
 class Bubblewrap(Sandbox):

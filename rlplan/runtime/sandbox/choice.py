@@ -117,7 +117,7 @@ def check_sandbox(sandbox: Sandbox) -> str | None:
         tempfile.NamedTemporaryFile("w", prefix=f"rlplan-canary-{os.getpid()}-") as secret,
         socket.socket() as listener,
     ):
-        Path(secret.name).chmod(0o644)
+        Path(secret.name).chmod(0o644)  # readable for every user, so that only the sandbox can hide it
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         tries = _TRIES.format(

@@ -132,9 +132,10 @@ def measure_files(folder: Path, enough: int) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a run's folder, whatever its program did to it: depth and modes of folders in it."""
+    """Remove a run's folder, even if its program nested folders deeply or changed their modes."""
     try:
         folder.rmdir()
     except OSError:
+        # rm reaches paths of any length, where shutil.rmtree may exceed Python's recursion limit
         removes = 'chmod -R u+rwx "$1"; rm -rf "$1"'
         subprocess.run(["/bin/sh", "-c", removes, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)

@@ -1,4 +1,4 @@
-"""One sandbox's process: started, fed, read and ended, whatever the program inside does.
+"""Runs one sandbox's process: starts it, writes its input, reads its output and ends it, whatever the program does.
 
 The command ends in the runner (runner.py), which says that it is ready and reports last. A nonce proves that the report
 comes from the runner: it is sent after all cases, and no program inside can know it before it has ended.

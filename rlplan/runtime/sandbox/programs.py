@@ -57,7 +57,7 @@ class Limits:
     """Size of all files together."""
 
     def cpu_s(self, num_cases: int) -> float:
-        """CPU seconds that the process tree may use for so many cases."""
+        """CPU seconds that the process tree may use for this number of cases."""
         return min(self.total_s, num_cases * self.case_s)
 
 

@@ -154,7 +154,7 @@ def _run_child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") 
 
 
 def _kill(pid: int) -> None:
-    for target in (os.killpg, os.kill):
+    for target in (os.killpg, os.kill):  # a child that has not called setsid yet has no group of its own
         try:  # noqa: SIM105  # importing contextlib takes time
             target(pid, SIGKILL)
         except OSError:
@@ -253,10 +253,13 @@ def _end_others() -> None:
 
 
 def _empty_folder(folder: bytes, mode: int) -> bool:
-    """Empty a folder for the next case; whether it worked. Nested ones are flattened: the program chose their depth."""
+    """Empty a folder for the next case; return whether it worked.
+
+    Nested folders are flattened first, because the program chose their depth.
+    """
     number = time.monotonic_ns()
     try:
-        if os.stat(folder).st_mode != mode:  # gVisor's belongs to root, and no program can change it
+        if os.stat(folder).st_mode != mode:  # the program may have made it read-only
             os.chmod(folder, mode & 0o7777)
         while names := os.listdir(folder):
             for name in names:

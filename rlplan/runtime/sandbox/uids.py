@@ -39,7 +39,6 @@ class ClaimedUids:
             )
 
     def close(self) -> None:
-        """Release the uids for other processes."""
         self._release()
 
 

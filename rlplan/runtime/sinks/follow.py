@@ -1,7 +1,7 @@
 """Follows a run folder's metrics and passes each step to a sink, in a separate process that cannot disturb the run.
 
-In: `metrics.jsonl` and `timings.jsonl` while they grow. Out: the sink's output for each step, in order. The process
-ends after reading everything once its standard input is closed, by the run or by the run's end. Left out: merging the
+In: `metrics.jsonl` and `timings.jsonl` while they grow. Out: the sink's output for each step, in order. When its
+standard input closes, because the run closes it or ends, the process reads the rest and ends. Left out: merging the
 files (merge.py).
 """
 
@@ -29,16 +29,14 @@ class Destination:
     """Id of the run, which it keeps when it is resumed in its folder."""
 
     name: str
-    """Name of the run."""
-
     project: str
     entity: str | None
     is_online: bool
     timeout_s: float
-    """These four are keys of the job's `metrics`."""
+    """`project` and the three fields after it come from the job's `metrics`."""
 
     def report_problem(self, kind: str, text: str) -> None:
-        """Write down, for the run's alarms, why metrics do not reach the logger."""
+        """Report why metrics do not reach the logger, in a file that the run turns into an alarm."""
         Path(self.folder, "logs", f"sink-{kind}.problem").write_text(text, encoding="utf-8")
 
 
@@ -54,6 +52,7 @@ class Sink(Protocol):
 
 def open_sink(kind: str, destination: Destination) -> Sink:
     """Open a sink of a kind for a run."""
+    # here, because these modules import this one
     from rlplan.runtime.sinks.mlflow import MLflow
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases

@@ -55,6 +55,7 @@ class Followers:
 
     def close(self) -> None:
         """Let the processes finish; kill those that exceed their time, with what they have started."""
+        # all inputs are closed before the first wait, so that the processes finish at the same time
         for process in self._processes.values():
             assert process.stdin is not None, "a pipe"
             with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class Tail:
 
 
 class File:
-    """One file's numbers of steps that were not logged yet.
+    """The numbers in one file for steps that have not been logged yet.
 
     newest: the last step in the file. ending: numbers of the run's end (step -1).
     """
@@ -93,6 +93,7 @@ class Merge:
 
     @property
     def _known(self) -> set[int]:
+        # -1, so that there is a largest step before the first one
         return {-1} | {step for file in self._files for step in file.steps}
 
     def _tell(self, step: int) -> tuple[int, Numbers]:

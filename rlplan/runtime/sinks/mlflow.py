@@ -1,4 +1,4 @@
-"""MLflow through the REST API of a tracking server, without its package, which needs forty others.
+"""MLflow through the REST API of a tracking server, without the package mlflow, which needs forty other packages.
 
 Metrics that the server does not take wait for the next step, and after the run for `timeout_s`. A resumed run is found
 by its id, which is a tag.
@@ -57,7 +57,7 @@ class MLflow:
                 self._ask("runs/log-batch", run_id=self._run, metrics=self._waiting[:MAX_METRICS])
                 del self._waiting[:MAX_METRICS]
         except urllib.error.HTTPError as error:
-            if error.code < 500:
+            if error.code < 500:  # a refusal, which a later attempt would get too
                 raise
         except OSError as error:
             self._to.report_problem("mlflow", f"MLflow is not reached ({error}); metrics wait, and the run continues")
@@ -82,7 +82,7 @@ class MLflow:
     def _ask(self, path: str, **body: Any) -> Any:
         """Call the server: GET without a body. Raises: HTTPError, OSError."""
         data = json.dumps(body).encode() if body else None
-        request = urllib.request.Request(self._url + path, data, self._headers)  # checked before the run
+        request = urllib.request.Request(self._url + path, data, self._headers)  # the URL was checked before the run
         with urllib.request.urlopen(request, timeout=min(REQUEST_S, self._to.timeout_s)) as answer:
             return json.load(answer)
 

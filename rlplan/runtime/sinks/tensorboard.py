@@ -48,6 +48,7 @@ def encode_event(wall_s: float, step: int, scalars: Mapping[str, float]) -> byte
     summary = b"".join(
         _encode_field(1, _encode_field(1, name.encode()) + struct.pack("<Bf", 0x15, v)) for name, v in scalars.items()
     )
+    # protobuf writes a negative int64 as its two's complement in 64 bits
     return struct.pack("<Bd", 0x09, wall_s) + b"\x10" + _encode_varint(step & (2**64 - 1)) + _encode_field(5, summary)
 
 

@@ -15,7 +15,7 @@ from rlplan.runtime.sinks.follow import Destination
 
 
 class WeightsAndBiases:
-    """A sink that logs to a run of its own id, on the server or in `wandb/`. A resumed run continues it."""
+    """A sink that logs to a wandb run with this run's id, on the server or in `wandb/`. A resumed run continues it."""
 
     def __init__(self, destination: Destination) -> None:
         os.environ.update(WANDB_SILENT="true", WANDB_DIR=destination.folder)

@@ -1,8 +1,8 @@
 """Evaluator of test expressions over results that came out of the sandbox.
 
 It runs in the driver's process on values that a program may have crafted. So every operation has a bounded cost, and
-only plain Python values occur. Unlike the evaluator of foreign scripts (foreign/python), an expression that it cannot
-evaluate is refused when it is read.
+only plain Python values occur. It refuses an expression that it cannot evaluate when the expression is read, unlike the
+evaluator of foreign scripts (foreign/python).
 
 In: the tree of an expression, written by the data set's author, and values by name, returned by a program. Out: its
 value. Left out: attributes, imports, lambdas and names other than those of values and of functions.py.
@@ -77,6 +77,7 @@ def _evaluate_once(compute: Compute, node: ast.expr) -> Compute:
         value = evaluate(compute, {})
     except FAULTS as error:
         raise UnreadableTestsError(f"`{shorten_node(node)}` has no value: {error}") from None
+    # an iterator is exhausted after one evaluation
     return compute if isinstance(value, Iterator) else _make_constant(value)
 
 
@@ -117,6 +118,7 @@ def _read_arithmetic(node: ast.BinOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in ARITHMETIC:
         raise refuse_node(node)
     apply = ARITHMETIC[type(node.op).__name__]
+    # the result would be the same whatever the program returns
     for each in (node.left, node.right):
         if isinstance(each, ast.Constant) and isinstance(each.value, float) and not math.isfinite(each.value):
             raise UnreadableTestsError(f"`{shorten_node(node)}` calculates with infinity; write a finite number")
@@ -199,7 +201,7 @@ def _read_call(node: ast.Call, names: frozenset[str]) -> Compute:
     if len(named) < len(node.keywords):
         raise refuse_node(node)
     try:
-        inspect.signature(function).bind(None, *arguments, **named)
+        inspect.signature(function).bind(None, *arguments, **named)  # None takes the place of the budget
     except TypeError as error:
         raise UnreadableTestsError(f"`{shorten_node(node)}` is no call of {name}: {error}") from None
     return lambda frame: function(

@@ -12,7 +12,8 @@ from typing import Any
 from rlplan.runtime.sandbox.values import refuse_crowd
 
 MAX_STEPS = 1_000_000
-"""Steps of one assertion: about a second in the driver. 200,000 integers, more than one result can hold, need half."""
+"""Steps of one assertion, about a second in the driver. 200,000 integers, more than a result can hold, need half of
+them."""
 MAX_INT_BITS = 1 << 16
 """Bits of an integer in arithmetic."""
 TEXTS = (str, bytes)
@@ -43,7 +44,7 @@ class Budget:
         while todo:
             each = todo.pop()
             kind = type(each)
-            if kind is int:
+            if kind is int:  # one step per 64 bits of a number, and per 64 characters of a text
                 self.spend(1 + each.bit_length() // 64)
             elif kind in TEXTS:
                 self.spend(1 + len(each) // 64)

@@ -199,6 +199,7 @@ class _Splitter:
             self._check_given(node, bound)
             return True
         if isinstance(node, _CONTAINERS):
+            # a sum rather than any(), which would leave the rest unchecked after the first call
             return sum(self._check_argument(each, bound) for each in ast.iter_child_nodes(node)) > 0
         for each in ast.walk(node):
             if isinstance(each, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
@@ -212,7 +213,7 @@ class _Splitter:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Replacement of the program's functions that share a name with a builtin."""
+    """Replaces the names of the program's functions that share a name with a builtin."""
 
     def __init__(self, program: frozenset[str]) -> None:
         self.program = program
