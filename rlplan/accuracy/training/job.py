@@ -197,6 +197,8 @@ def _read_types(
         types["reduce_dtype"] = "bfloat16"
         if model.architecture in WORDS["bf16_moments"]:
             types["moment_dtype"] = "bfloat16"
+    if backend == "megatron" and settings.word("exp_avg_dtype") == "bf16":  # with the precision-aware optimizer
+        types["moment_dtype"] = "bfloat16"
     base = _read_base_format(settings, trainer)
     lora = read_lora(point, model, trainer)
     if lora is not None:
@@ -231,7 +233,10 @@ def _choose_logits(settings: RunSettings, trainer: Trainer, layout: Layout, back
         return "plain" if chunked is False else "compiled_chunked" if is_compiled(settings, trainer) else "chunked"
     if trainer is MEGATRON:
         fuses = settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion")
-        return "in_place" if (is_bridge(settings) if fuses is None else fuses) else "megatron"
+        # Megatron-Core's own fusion (`cross_entropy_fusion_impl: native`, ms-swift's default) compiles the unfused
+        # functions. Its gradient is scattered into a copy of the fp32 softmax, as torch 2.13's inductor allocates it.
+        is_native = "swift" in settings.word("framework").lower() and settings.word("ce_fusion_impl") != "te"
+        return "in_place" if not is_native and (is_bridge(settings) if fuses is None else fuses) else "megatron"
     if trainer is PRIME_RL and "sft" in settings.text:
         return "shifted"
     return "auto" if trainer is TORCHTITAN and layout.tp > 1 else trainer.logits

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import Comparison, compare_point, predict
-from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.files.reading import bundled_points, published_points
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.predictions import Prediction, Refusal
 from rlplan.accuracy.training.job import training_job
@@ -274,3 +274,12 @@ def test_attention_without_a_fused_kernel_is_refused_by_name() -> None:
     assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn="eager"))
     assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn=None))
     assert "no fused kernel shares one key head" in find_reason(point.model_copy(update={"model": "tiiuae/falcon-7b"}))
+
+
+def test_megatrons_native_fusion_scatters_its_gradient_into_a_second_fp32_copy_of_the_logits() -> None:
+    points = {point.id: point for point in published_points()}
+    point = points["swift-q7b-32k-mem"]
+    fp32_logits = 152064 / 4 * 32768 * 4 / 2**30
+    assert predict_value(point) - predict_value(change_settings(point, ce_fusion_impl="te")) >= fp32_logits
+    for name in ("swift-q7b-32k-mem", "swift-q14b-h20-bf16-mem"):
+        assert compare_point(points[name]).relative_error == pytest.approx(0, abs=0.05)
