@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
 NAMES = (
-    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
+    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "tensorrt_llm", "deepspeed"),
     *("miles", "skyrl", "prime_rl", "areal", "roll"),
     *("ms_swift", "megatron_swift", "axolotl", "llama_factory", "deepspeed_chat"),
 )
