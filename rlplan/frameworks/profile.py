@@ -111,6 +111,9 @@ class FrameworkRelease:
     """Kinds of a trained role's memory that stay on the GPU while the role is offloaded, by backend."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
+    host_waits: Literal["none", "layers", "tokens"] = "none"
+    """GPU work that the host waits for: each layer, so that its launches hide behind nothing. With `tokens` it also
+    reads a value back for each token of a rollout."""
     is_read_only: bool = False
     """Whether its files are read and no plan is exported to it."""
     engine_version: str = ""
