@@ -19,7 +19,6 @@ from rlplan.accuracy.predict import serve_job, simulate_load
 from rlplan.accuracy.predictions import CannotPredict, Prediction
 from rlplan.accuracy.settings import Settings, find_gpu, total_bytes, unit_bytes
 from rlplan.accuracy.training.job import make_hardware
-from rlplan.memory.serving.tensorrt_llm import FREE_FRACTION
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import GIB
@@ -91,7 +90,7 @@ def predict_capacity(point: MeasuredPoint) -> Prediction:
         "tp": tp,
         "pp": settings.degree("pp"),
         "attention_dp": settings.degree("attention_dp"),
-        "gpu_memory_utilization": settings.number("free_gpu_memory_fraction", FREE_FRACTION, high=1.0),
+        "gpu_memory_utilization": settings.number("free_gpu_memory_fraction", 0.0, high=1.0) or None,
         "max_num_batched_tokens": settings.read_count("max_num_tokens", SWEPT_TOKENS),
     }
     job = {

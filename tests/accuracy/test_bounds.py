@@ -55,6 +55,8 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
 def test_errors_of_a_kind_stay_within_their_bound(
     report: AccuracyReport, kind: str, median: float, largest: float
 ) -> None:
+    if kind == "throughput_train":  # the bound is of the points that it was set for; prime-rl's: test_throughput.py
+        report = AccuracyReport(tuple(point for point in report.points if not point.id.startswith("primerl-")))
     summary = report.summary[kind]
     assert summary.median_abs is not None
     assert summary.median_abs <= median
