@@ -38,6 +38,7 @@ PREDICTORS: dict[str, Callable[[MeasuredPoint], Prediction]] = {
     "role_peak": predict_role_peak,
     **dict.fromkeys(serving_points.ENGINE_KINDS, serving_points.predict_engine),
     **dict.fromkeys(("serving_tpot", "serving_ttft", "throughput_infer"), serving_points.predict_latency),
+    "trtllm_kv_capacity": serving_points.predict_capacity,
     "kv_saturation": serving_points.judge_saturation,
     "train_peak": predict_peak,
     "train_steady": predict_steady,
@@ -53,7 +54,6 @@ PREDICTORS: dict[str, Callable[[MeasuredPoint], Prediction]] = {
 """The predictor of each kind of point."""
 UNPREDICTED = {
     "rl_colocated_residual": "what stays is the trainer's states and NCCL groups, which the point does not state",
-    "trtllm_kv_capacity": "TensorRT-LLM is no framework of a job",
     "inference_peak": "eager generation without an engine and without a trainer: a job cannot express that",
     "zero_model_states": "the ZeRO paper's arithmetic on a parameter count, which is no model that a job names",
 }

@@ -1,7 +1,7 @@
-"""Predictors of vLLM points: bytes of an engine by kind, and latencies under a constant number of requests.
+"""Predictors of points of engines: bytes of an engine by kind, and latencies under a constant number of requests.
 
-In: a point. Out: a job of `framework: vllm`, and the answer of `rlplan estimate` or `rlplan simulate`. Left out: other
-engines, the formulas themselves.
+In: a point. Out: a job of `framework: vllm` or `tensorrt_llm`, and what `rlplan estimate` or `rlplan simulate` answers.
+Left out: other engines, the formulas themselves.
 
 Settings that a latency row leaves open follow published sweeps. All prompts differ. An engine serves as many sequences
 as there are requests. The KV cache is fp8 where the
@@ -74,6 +74,34 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     if "token" in unit:
         return Prediction(memory.num_tokens)
     raise CannotPredict(f"unit {shorten_value(unit)} is neither a size nor tokens, blocks or sequences")
+
+
+def predict_capacity(point: MeasuredPoint) -> Prediction:
+    """Sequences of the largest length that TensorRT-LLM's KV cache holds at once."""
+    if "sequence" not in point.measured.unit.lower():
+        raise CannotPredict(f"unit {shorten_value(point.measured.unit)} is not a number of sequences")
+    settings = Settings(point)
+    tp, longest = (
+        settings.degree("tp"),
+        settings.read_count("isl", 0, at_least=0) + settings.read_count("osl", 0, at_least=0),
+    )
+    longest = settings.read_count("max_seq_len", longest)
+    rollout: dict[str, Any] = _read_formats(settings) | {
+        "tp": tp,
+        "pp": settings.degree("pp"),
+        "attention_dp": settings.degree("attention_dp"),
+        "gpu_memory_utilization": settings.number("free_gpu_memory_fraction", 0.0, high=1.0) or None,
+        "max_num_batched_tokens": settings.read_count("max_num_tokens", SWEPT_TOKENS),
+    }
+    job = {
+        "policy": make_policy(point, longest=longest),
+        "framework": "tensorrt_llm",
+        "hardware": make_hardware(point, tp * rollout["pp"] * rollout["attention_dp"]) | {"memory": total_bytes(point)},
+        "workload": {"max_prompt_len": 1, "max_response_len": longest - 1},
+        "rollout": rollout,
+    }
+    memory = serve_job(job).memory
+    return Prediction(memory.num_blocks * memory.block_size // longest)
 
 
 def predict_latency(point: MeasuredPoint) -> Prediction:

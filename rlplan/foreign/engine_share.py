@@ -1,7 +1,8 @@
 """Conversion between an engine's fraction of a GPU's memory and bytes of KV cache, by the engine's own arithmetic.
 
 In: a job, a fraction, a version of vLLM. Out: bytes of a rank. Left out: other roles on the GPU.
-Source: memory/serving/engine.py, for vLLM. SGLang's `mem_fraction_static` covers weights and KV cache only.
+Source: memory/serving/engine.py, for vLLM and TensorRT-LLM. SGLang's `mem_fraction_static` covers weights and KV
+cache only.
 """
 
 import math
@@ -10,6 +11,7 @@ from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import MEMORY, Share
 from rlplan.memory.model.quantization import parse_quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
+from rlplan.memory.serving.tensorrt_llm import NAME as TENSORRT_LLM
 from rlplan.memory.serving.versions import parse_version
 from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_pools
@@ -60,6 +62,7 @@ def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
         enforce_eager=rollout.has_cuda_graphs is False,
         version=parse_version(version),
         quantization=parse_quantization(rollout.quantization, where="rollout.quantization"),
+        is_tensorrt_llm=rollout.engine == TENSORRT_LLM,
     )
     return predict_engine_memory(job.load_model(), settings)
 
@@ -72,4 +75,7 @@ def find_share(plan: Plan, version: str, *, is_static: bool) -> float:
     memory = _size_engine(plan.job, 1.0, version)
     cache = max(plan.job.rollout.kv_cache_memory, memory.pool.bytes_per_block)  # 0 in a plan that does not fit
     beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
-    return math.ceil((cache + beside) / memory.requested * 1e6) / 1e6
+    total = memory.requested
+    if plan.job.rollout.engine == TENSORRT_LLM:  # its fraction is of the free memory
+        beside, total = 0, max(1, memory.kv_budget)
+    return math.ceil((cache + beside) / total * 1e6) / 1e6

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 KEYS_FOLDER = FOLDER / "keys"
 """Folder with one file of configuration keys per framework, used by rlplan/foreign."""
 NAMES = (
-    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed"),
+    *("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "tensorrt_llm", "deepspeed"),
     *("miles", "skyrl", "prime_rl", "areal", "roll"),
     *("ms_swift", "megatron_swift", "axolotl", "llama_factory", "deepspeed_chat"),
 )
@@ -111,6 +111,9 @@ class FrameworkRelease:
     """Kinds of a trained role's memory that stay on the GPU while the role is offloaded, by backend."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """Kind of host memory for offloaded roles. Copies to pageable memory are several times slower."""
+    host_waits: Literal["none", "layers", "tokens"] = "none"
+    """GPU work that the host waits for: each layer, so that its launches hide behind nothing. With `tokens` it also
+    reads a value back for each token of a rollout."""
     is_read_only: bool = False
     """Whether rlplan only reads the framework's files and exports no plan to it."""
     engine_version: str = ""

@@ -21,6 +21,7 @@ from rlplan.memory.model.quantization import (
     parse_quantization,
 )
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, predict_engine_memory
+from rlplan.memory.serving.tensorrt_llm import NAME as TENSORRT_LLM
 from rlplan.memory.serving.versions import VllmVersion, find_version
 from rlplan.planner.measured_errors import MeasuredError, Stratum, find_error
 from rlplan.planner.plan_parts import Verdict
@@ -57,6 +58,8 @@ class Served:
     """Memory of the rank with the fewest KV blocks."""
     capacity: int
     notes: tuple[str, ...] = ()
+    command: str = "vllm serve"
+    """Command that starts the engine."""
 
     @property
     def num_bytes(self) -> int:
@@ -117,7 +120,7 @@ class Served:
     def build_refusal(self, way_out: str) -> NoFeasiblePlanError:
         """Build the error for an engine that does not start."""
         return NoFeasiblePlanError(
-            f"vllm serve {self.model} does not start on {self.num_given}x {self.gpu}: {self.short}",
+            f"{self.command} {self.model} does not start on {self.num_given}x {self.gpu}: {self.short}",
             where="the engine alone, without any trainer",
             rule="weights and activations must fit into its share of a GPU, and one longest sequence into what is left",
             way_out=way_out,
@@ -195,8 +198,13 @@ class ServingJob:
     @property
     def version(self) -> VllmVersion:
         """vLLM version: `rollout.engine_version`, else the framework's release, else the one rlplan uses."""
-        named = split_label(self.job.framework)[1] if self.job.release.serves else ""
+        named = split_label(self.job.framework)[1] if self.job.release.name == "vllm" else ""
         return find_version(self.rollout.engine_version or named)
+
+    @property
+    def is_tensorrt_llm(self) -> bool:
+        """Whether the engine is TensorRT-LLM: by the framework or `rollout.engine`."""
+        return TENSORRT_LLM in (self.job.release.name, self.rollout.engine)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -254,6 +262,7 @@ class ServingJob:
             communicator_bytes=gpu.overheads.communicator_of_many.value,
             version=self.version,
             non_torch_bytes=rollout.non_torch_memory,
+            is_tensorrt_llm=self.is_tensorrt_llm,
         )
 
     @cached_property
@@ -341,6 +350,7 @@ def serve(job: JobSpec) -> Served:
         on_host=0,
         memory=engine.memory,
         capacity=engine.settings.total_bytes,
+        command="trtllm-serve" if engine.is_tensorrt_llm else "vllm serve",
     )
 
 

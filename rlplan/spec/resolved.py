@@ -183,6 +183,14 @@ class SettledJob(JobSpec):
         return rows == "all" or (rows == "by_loss" and self.training.loss not in (Loss.BY_ROWS, Loss.FUSED))
 
     @property
+    def host_waits(self) -> Literal["none", "layers", "tokens"]:
+        """GPU work that the trainer's host waits for."""
+        if self.training.kernels.host_waits != "auto":
+            return self.training.kernels.host_waits
+        waits = self.release.host_waits
+        return "layers" if waits == "tokens" and not self.has_rollouts else waits
+
+    @property
     def uncorrected_staleness(self) -> str:
         """The warning that stale rollouts are not corrected; empty if they are, or none are stale. The loss's ratio
         does not correct them: its denominator is the trainer's log-prob before the step, not that of the older weights.

@@ -55,6 +55,8 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
 def test_errors_of_a_kind_stay_within_their_bound(
     report: AccuracyReport, kind: str, median: float, largest: float
 ) -> None:
+    if kind == "throughput_train":  # the bound is of the points that it was set for; prime-rl's: test_throughput.py
+        report = AccuracyReport(tuple(point for point in report.points if not point.id.startswith("primerl-")))
     summary = report.summary[kind]
     assert summary.median_abs is not None
     assert summary.median_abs <= median
@@ -87,7 +89,7 @@ def test_nine_in_ten_memory_points_that_are_no_trainer_s_are_predicted(report: A
 
 def test_points_that_no_job_says_are_listed_with_the_reason(report: AccuracyReport) -> None:
     refused = [point for point in report.points if point.kind in UNPREDICTED]
-    assert len(refused) == 39
+    assert len(refused) == 7
     assert all(point.reason == UNPREDICTED[point.kind] for point in refused)
 
 

@@ -35,6 +35,13 @@ def describe(summaries: dict[str, PairSummary]) -> str:
     return "; ".join(f"{name}: {pair.mean_abs:.1%} of {pair.n}" for name, pair in summaries.items())
 
 
+def test_the_capacities_of_tensorrt_llm_are_within_2_percent() -> None:
+    """32 engines of aiconfigurator's test_trtllm_kv_cache_capacity.py: two GPUs, two models, three fractions."""
+    errors = [point.relative_error for point in bundled_report().points if point.kind == "trtllm_kv_capacity"]
+    assert len(errors) == 32
+    assert all(error is not None and abs(error) < 0.02 for error in errors)
+
+
 def test_every_bundled_latency_is_predicted(report: AccuracyReport) -> None:
     assert [make_point.id for make_point in report.points if make_point.relative_error is None] == []
     assert len(report.points) == 2 * 381 + 15

@@ -31,9 +31,9 @@ def show_served(served: Served) -> None:
     weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
     gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
     show_fact(
-        served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} weights and {cache} KV cache per GPU"
+        served.verdict.value, f"{served.command} {served.model}, {gpus}: {weights} weights and {cache} KV cache per GPU"
     )
-    show_fact("Scope", "only the engine, as vLLM starts it; nothing is trained")
+    show_fact("Scope", "only the engine as its server starts; nothing is trained")
     longest = f"sequences of at most {served.length:,} tokens" if served.length else "sequences as long as the cache"
     show_fact("KV cache", f"{memory.num_tokens:,} tokens; {longest}")
     for text in (*served.notes, served.short) if served.short else served.notes:

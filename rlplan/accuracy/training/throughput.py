@@ -31,6 +31,10 @@ STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """ZeRO stages by FSDP's names."""
 LAYERS_OF_QWEN_235B = 94
 """Layers of the one model whose recipe for H100 sends a row per expert (`alltoall`)."""
+SLOW_DISK = 1e9
+"""Bytes per second at which a slow shared disk is written. Assumed, for the far end of an interval."""
+LENGTHS_READ_ONCE = "2026-06-15"
+"""Day on which prime-rl stopped to read lengths back token by token (fa21395a6)."""
 GPUS_OF_A_HOST = 8
 """GPUs per x86 host of the published runs."""
 
@@ -38,18 +42,18 @@ GPUS_OF_A_HOST = 8
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_point_job(step_job(point))
-    value = convert_to_unit(point.measured.unit, plan, predict_seconds(plan))
-    return Prediction(value, stratum=find_stratum(plan, point.quantity))
+    seconds = predict_seconds(plan)
+    value = convert_to_unit(point.measured.unit, plan, seconds)
+    written_s = 0.0
+    if plan.job.host_waits == "tokens" and plan.job.training.lora is None:  # RL that writes its weights in every step
+        written_s = 2 * find_point_model(point).num_parameters / SLOW_DISK
+        RunSettings(point).assume("weights written for engines", f"0 to {written_s:.0f} s, not predicted")
+    return Prediction(value, stratum=find_stratum(plan, point.quantity), spread=1 + written_s / seconds)
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a timed step. Raises: CannotPredict where a setting that decides the time is missing."""
     point = add_usual(point)
-    if find_trainer(point) is PRIME_RL:
-        raise CannotPredict(
-            "prime-rl before 2026-06-15 (fa21395a6) waits for the device at every layer and token "
-            "(get_response_lengths), which no job and no framework profile describes"
-        )
     settings, trainer, model = RunSettings(point), find_trainer(point), find_point_model(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
@@ -63,6 +67,10 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     if trainer is MEGATRON and not is_bridge(settings) and model.architecture != "GPT2LMHeadModel":
         training["reduce_dtype"] = "float32"
     training["kernels"] = training.get("kernels", {}) | _choose_kernels(settings, trainer, model)
+    if trainer is PRIME_RL and settings.word("docker", LENGTHS_READ_ONCE) < LENGTHS_READ_ONCE:
+        job["framework"] = "prime_rl@0.3"
+        is_rl = "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
+        training["kernels"]["host_waits"] = "tokens" if is_rl else "layers"
     return job
 
 

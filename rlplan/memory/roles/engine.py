@@ -23,6 +23,7 @@ from rlplan.memory.model.engine_base import find_engine_quantization, shared_bas
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pin_sizes, process_overheads, sync_staging
+from rlplan.memory.serving import tensorrt_llm
 from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.memory.serving.peaks import (
     COMPILED_KERNELS,
@@ -143,6 +144,8 @@ class EngineOnGpu(Forecast):
         choice, num_tokens, e = self.choice, self.rollout.max_num_batched_tokens, self.rollout.dtype.num_bytes
         ep, dp = choice.expert_ranks, choice.attention_dp
         prefill = prefill_peak_bytes(self.model, choice.tp, num_tokens, e, ep=ep, attention_dp=dp)
+        if self._is_tensorrt_llm:  # its dry run samples nothing
+            return prefill
         return max(prefill, sampler_peak_bytes(self.version, self.model, ceil_div(num_tokens, dp), self._num_rows))
 
     @cached_property
@@ -164,7 +167,14 @@ class EngineOnGpu(Forecast):
         if self.version.keeps_workspaces_asleep:
             buffers += expert_workspace_bytes(self.model, choice.tp, num_tokens, e, ep=choice.expert_ranks)
         kinds = {MemoryKind.ACTIVATIONS: buffers, MemoryKind.CUDA_GRAPHS: self._graph_bytes}
+        if self._is_tensorrt_llm:  # its overhead contains context, workspaces and graphs
+            sizes[MemoryKind.CONTEXT] = 0 if self.rollout.shares_process else tensorrt_llm.FIXED_OVERHEAD
+            return sizes
         return sizes | {kind: size for kind, size in kinds.items() if size}
+
+    @property
+    def _is_tensorrt_llm(self) -> bool:
+        return self.rollout.engine == tensorrt_llm.NAME
 
     @property
     def _compiled_kernels(self) -> int:
@@ -188,6 +198,11 @@ class EngineOnGpu(Forecast):
         Counts: vLLM's fraction of the total, without weights, the peak of its profile run, kernels, and CUDA graphs
         where this release subtracts them. Source: vLLM 0.32.0 gpu_worker.py (`determine_available_memory`).
         """
+        if self._is_tensorrt_llm:
+            occupied = (
+                self.weight_bytes + self.activation_bytes + tensorrt_llm.overhead_bytes(total_bytes, self.choice.ranks)
+            )
+            return tensorrt_llm.kv_budget_bytes(total_bytes, occupied, share)
         left = ceil(total_bytes * share) - self.weight_bytes - self.activation_bytes - NON_TORCH_GROWTH
         left -= self._graph_bytes if self.version.reserves_graphs(self.model) else 0
         return max(0, left)
@@ -221,7 +236,8 @@ def build_rank_pool(model: ModelSpec, rollout: SettledRollout, tp: int) -> Cache
     """The blocks of a rank's KV cache."""
     element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
     # The cache key has only the sizes: hashing a pydantic model for every candidate would cost more than the pool.
-    return _build_pool(model, tp, element_bytes, rollout.block_size if model.latent_attention is None else None)
+    block_size = tensorrt_llm.BLOCK if rollout.engine == tensorrt_llm.NAME else rollout.block_size
+    return _build_pool(model, tp, element_bytes, block_size if model.latent_attention is None else None)
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
+from rlplan.memory.serving import tensorrt_llm
 from rlplan.memory.serving.kv import CachePool, build_cache_pool
 from rlplan.memory.serving.peaks import (
     cuda_graph_bytes,
@@ -71,6 +72,8 @@ class EngineSettings:
     version: VllmVersion = LATEST
     non_torch_bytes: int | None = None
     """Bytes outside of torch where a log states them."""
+    is_tensorrt_llm: bool = False
+    """Whether the engine is TensorRT-LLM, which takes its fraction of the free memory and has larger blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ def build_engine_pool(model: ModelSpec, settings: EngineSettings, layers: range 
         model,
         tp=settings.tp,
         element_bytes=settings.kv_element_bytes,
-        block_size=settings.block_size,
+        block_size=settings.block_size or (tensorrt_llm.BLOCK if settings.is_tensorrt_llm else None),
         context_ranks=settings.context_ranks,
         layers=layers,
         splits_groups=settings.version.splits_cache_groups,
@@ -167,36 +170,41 @@ def build_engine_pool(model: ModelSpec, settings: EngineSettings, layers: range 
 
 def _predict_stage(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
     version, limits, dp = settings.version, choose_limits(model, settings), settings.attention_dp
+    is_trt = settings.is_tensorrt_llm
     rank_limits = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
     length = settings.max_model_len or model.max_position_embeddings
     is_first, is_last = stage == 0, stage == settings.pp - 1  # the first stage encodes images, the last one samples
-    share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
-    if settings.gpu_memory_utilization is not None:
-        share = settings.gpu_memory_utilization
-    requested = math.ceil(settings.total_bytes * share)
+    share = settings.gpu_memory_utilization
+    if share is None:
+        share = tensorrt_llm.FREE_FRACTION if is_trt else DEFAULT_UTILIZATION[version.counts_cuda_graphs]
     weights = engine_weight_bytes(model, layout, settings.element_bytes, settings.quantization, stage)
     rope = rotary_table_bytes(model, settings.element_bytes)
     e, num_tokens, ep = settings.element_bytes, limits.max_num_batched_tokens, settings.ep
     prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
     sampler = (
         sampler_peak_bytes(version, model, rank_limits.max_num_batched_tokens, rank_limits.max_num_seqs)
-        if is_last
+        if is_last and not is_trt
         else 0
     )
     encoder = encoder_peak_bytes(model, rank_limits.max_num_batched_tokens) if is_first else 0
     non_torch = settings.non_torch_bytes
-    if non_torch is None:
+    if non_torch is None and is_trt:
+        non_torch = tensorrt_llm.overhead_bytes(settings.total_bytes, settings.tp * dp)
+    elif non_torch is None:
         non_torch = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = split_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
-    is_eager = settings.enforce_eager
+    is_eager = settings.enforce_eager or is_trt  # TensorRT-LLM's graphs are part of its overhead
     graphs = cuda_graph_bytes(
         version, len(layers), rank_limits.max_num_seqs, enforce_eager=is_eager, num_captures=captures
     )
     budget = settings.kv_cache_memory_bytes
+    occupied = weights + rope + max(prefill, sampler, encoder) + non_torch
+    requested = math.ceil(settings.total_bytes * share)
+    if is_trt:
+        requested = occupied + tensorrt_llm.kv_budget_bytes(settings.total_bytes, occupied, share)
     if budget is None:
-        budget = requested - weights - rope - max(prefill, sampler, encoder) - non_torch
-        budget -= graphs if version.reserves_graphs(model) else 0
+        budget = requested - occupied - (graphs if version.reserves_graphs(model) else 0)
     pool = build_engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
     in_flight = limits.max_num_batched_tokens * version.num_batches_in_flight

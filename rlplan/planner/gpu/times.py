@@ -147,7 +147,8 @@ class TrainerCosts:
 
     def _build_setting(self, role: Role, num_ranks: int, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters
-        return TrainSetting(self.roles.get_model(role), role, training, choice, num_ranks, self.job.backend)
+        model, backend = self.roles.get_model(role), self.job.backend
+        return TrainSetting(model, role, training, choice, num_ranks, backend, host_waits=self.job.host_waits)
 
     @cached_property
     def _without_adapters(self) -> SettledTraining:

@@ -24,7 +24,7 @@ def _holds_tokens(num_bytes: int) -> int:
 class RolloutSpec(Spec):
     """Settings of the rollout engines. `auto` is decided by the planner, or by a rule in resolved.py."""
 
-    engine: Literal["auto", "vllm", "sglang", "transformers"] = "auto"
+    engine: Literal["auto", "vllm", "sglang", "tensorrt_llm", "transformers"] = "auto"
     """Generation backend. `auto`: the default of the job's framework (vLLM for rlplan's own runtime). `transformers`
     generates in the trainer with the weights being trained (TRL without vLLM). The predicted time is that of an engine;
     the real time is longer."""
@@ -86,7 +86,8 @@ class RolloutSpec(Spec):
     is less."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of a GPU's total memory for the engine, as in vLLM. The KV cache gets what weights, activations and graphs
-    leave of it. None: follows kv_cache_memory."""
+    leave of it. With TensorRT-LLM it is the KV cache's share of the memory that they leave free
+    (`free_gpu_memory_fraction`). None: follows kv_cache_memory."""
     max_num_seqs: Count | Auto = "auto"
     """Limit on sequences that an engine runs at once, split evenly over `attention_dp` ranks."""
     max_num_batched_tokens: Count | Auto = "auto"

@@ -41,6 +41,9 @@ class KernelsSpec(Spec):
     """Whether the router runs in fused kernels (Megatron's `moe_router_fusion`); `auto`: no."""
     expert_dispatcher: Literal["auto", "alltoall", "deepep", "hybridep"] = "auto"
     """How tokens are dispatched to experts. `alltoall` (and `auto`) sends a row per expert, the others one per host."""
+    host_waits: Literal["auto", "none", "layers", "tokens"] = "auto"
+    """GPU work that the host waits for: each layer, or also each token (prime-rl before 0.6). `auto`: as in the
+    framework's release; `tokens` only where there are rollouts."""
     overlaps_experts: bool = False
     """Whether token dispatch overlaps with the matmuls of another micro-batch (Megatron's expert overlap)."""
     expert_imbalance: float = Field(default=1.0, ge=1.0, le=64.0)

@@ -54,8 +54,8 @@ class EngineSpeed:
     @classmethod
     def from_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Make the speed of the emitted engine. rlplan's own runtime switches vLLM's custom all-reduce off."""
-        # SGLang overlaps its scheduler with the GPU in every release that is modelled.
-        has_vllm = job.rollout.engine != "sglang" and job.release.name != "slime"
+        # SGLang and TensorRT-LLM overlap their schedulers with the GPU in every release that is modelled.
+        has_vllm = job.rollout.engine not in ("sglang", "tensorrt_llm") and job.release.name != "slime"
         stated = job.rollout.engine_version or job.release.engine_version
         version = find_version(stated, job.release.date) if has_vllm else LATEST
         returns_log_probs = job.release.engine_log_probs

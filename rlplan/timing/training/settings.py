@@ -5,7 +5,7 @@ In: nothing. Out: frozen values. Left out: seconds (passes.py, shards.py).
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.trainers.shape import Recompute, parse_recompute
@@ -35,6 +35,8 @@ class TrainSetting:
     backend: Backend = "deepspeed"
     has_other_passes: bool = True
     """Whether another micro-batch runs beside a pass."""
+    host_waits: Literal["none", "layers", "tokens"] = "none"
+    """GPU work that the host waits for (FrameworkRelease.host_waits)."""
 
     @cached_property
     def runs(self) -> Kernels:

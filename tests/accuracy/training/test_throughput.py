@@ -62,9 +62,25 @@ def test_mixtures_on_h100_are_met_in_the_middle_as_well_as_dense_models_are() ->
 def test_what_no_job_says_is_refused_by_name() -> None:
     reasons = {name: compare_point(point).reason for name, point in ALL.items()}
     refused = {name: reason for name, reason in reasons.items() if reason}
-    assert sum("prime-rl before 2026-06-15" in reason for reason in refused.values()) == 44
     assert all("no job" in reason or "a job " in reason for reason in refused.values())
-    assert len(refused) == 53
+    assert len(refused) == 9
+
+
+def test_prime_rl_waits_for_its_host_in_every_layer_and_for_every_token() -> None:
+    """Launches of a layer take as long as Megatron's. A value read back takes 18 us, fitted to some of these points.
+
+    Steps that also write whole weights for engines have a wide interval; mixtures on B200 are not explained.
+    """
+    errors_by_name = {name: compare_point(point) for name, point in ALL.items() if name.startswith("primerl-")}
+    assert len(errors_by_name) == 44
+    assert sum(answer.is_inside is True for answer in errors_by_name.values()) >= 40
+    plain = [
+        abs(answer.relative_error or 1.0)
+        for name, answer in errors_by_name.items()
+        if "rl-full" not in name and not ("b200" in name and "qwen3-4b" not in name)
+    ]
+    assert len(plain) == 28
+    assert median(plain) <= 0.10
 
 
 def test_a_distributed_optimizer_is_read_from_its_name() -> None:

@@ -1,5 +1,7 @@
 """vLLM on GPUs: the arithmetic by hand, defaults by version, cache groups of every kind of model, sleep."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlplan.errors import SpecError
@@ -265,3 +267,14 @@ def test_a_window_holds_its_tokens_and_one_block_more() -> None:
     assert group.num_blocks(100_000) == 65
     assert group.num_blocks(100) == 8
     assert group.num_blocks(100_000, in_flight=8192) == 577
+
+
+def test_tensorrt_llm_takes_its_fraction_of_the_free_memory() -> None:
+    """Half of the fraction is half of the KV cache. vLLM's cache shrinks by the same bytes, half of the GPU."""
+    model = find_model("meta-llama/Llama-3.1-8B")
+    usual = EngineSettings(80 << 30, gpu_memory_utilization=0.8, max_model_len=8192, is_tensorrt_llm=True)
+    whole, half = (
+        predict_engine_memory(model, replace(usual, gpu_memory_utilization=share)).kv_cache for share in (0.8, 0.4)
+    )
+    assert half == pytest.approx(whole / 2, rel=1e-3)
+    assert predict_engine_memory(model, usual).block_size == 32

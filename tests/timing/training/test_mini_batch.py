@@ -218,6 +218,20 @@ def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it(kern
         assert cost == pytest.approx(hypot(busy, 48 * whole_s / 3 * thirds))
 
 
+@pytest.mark.parametrize(("waits", "more_s"), [("layers", 28 * 6.5e-3), ("tokens", 28 * 6.5e-3 + 1000 * 18e-6)])
+def test_a_host_that_waits_for_its_gpu_adds_launches_and_values_read_back(waits, more_s):
+    """Qwen2.5-7B has 28 layers, each launched in 6.5 ms forward and backward; 1,000 tokens at 18 us."""
+    base, batch, times = (
+        setting(8, backend="fsdp2"),
+        MicroBatch(1, Lengths(1000, 1e6), 1000),
+        training_times(Recompute.NONE),
+    )
+    cost, usual = (
+        passes.pass_cost(each, batch, times, cluster(8)).seconds for each in (replace(base, host_waits=waits), base)
+    )
+    assert cost - usual == pytest.approx(more_s)
+
+
 def test_a_dense_layer_takes_as_long_as_its_host_needs_to_launch_it():
     """Qwen3-8B on 4 H100, tensor parallel, packs of 2,048 tokens: 232 ms a micro-batch were measured
     (Megatron-Bridge, examples/model_verification_cards/qwen3-8b/card.yaml)."""
