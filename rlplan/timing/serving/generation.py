@@ -48,6 +48,8 @@ class EngineSpeed:
     """Release of vLLM."""
     returns_log_probs: bool = False
     """Whether the engine returns the log-prob of each sampled token."""
+    has_ray_executor: bool = False
+    """Whether Ray runs the engine's ranks if it has several."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Cache of step times, because a search asks for the same speed many times."""
 
@@ -58,8 +60,12 @@ class EngineSpeed:
         has_vllm = job.rollout.engine != "sglang" and job.release.name != "slime"
         stated = job.rollout.engine_version or job.release.engine_version
         version = find_version(stated, job.release.date) if has_vllm else LATEST
-        returns_log_probs = job.release.engine_log_probs
-        return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version, returns_log_probs)
+        release = job.release
+        has_ray_executor = has_vllm and release.has_ray_executor
+        with_custom = not job.is_for_rlplan
+        return cls(
+            policy, job.rollout, choice, cluster, with_custom, version, release.engine_log_probs, has_ray_executor
+        )
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -92,6 +98,7 @@ class EngineSpeed:
             has_custom_all_reduce=self.has_custom_all_reduce,
             version=self.version,
             returns_log_probs=self.returns_log_probs,
+            has_ray_executor=self.has_ray_executor,
             drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 
