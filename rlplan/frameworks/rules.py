@@ -53,6 +53,8 @@ def matches(value: Any, wanted: Any) -> bool:
     >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
     (True, True, False, True)
     """
+    if value is wanted:  # the usual case of a search, which asks many times
+        return True
     if wanted == "*":
         return value is not None
     if type(value) is type(wanted) and type(value) in (bool, int, float):
