@@ -264,7 +264,7 @@ def test_experts_gradients_are_added_up_in_the_type_in_which_they_are_reduced():
 
 
 def test_fsdp2_reduces_gradients_in_fp32_unless_it_is_told_otherwise():
-    """Source: verl 0.9.0, workers/engine/fsdp/transformer_impl.py:375; NeMo-RL 0.3.0, models/dtensor/parallelize.py:466.
+    """Source: verl 0.9.0, fsdp/transformer_impl.py:375; NeMo-RL 0.3.0, models/dtensor/parallelize.py:466.
     On the wire of 16 GPUs: gathers of 2 + 2 bytes a parameter and a reduction of 4, or of 2."""
     base, hosts = setting(16, backend="fsdp2"), cluster(16)
     halved = change_training(base, reduce_dtype=Dtype.BFLOAT16)
