@@ -31,6 +31,7 @@ from rlplan.spec.typed import (
 )
 
 if TYPE_CHECKING:
+    from rlplan.planner.memo import Memo
     from rlplan.planner.plan import Plan
     from rlplan.planner.serving import Served, ServedLoad
 
@@ -81,8 +82,11 @@ class Question:
 
         return serve_load(self.job)
 
-    def answer(self, *, with_pareto: bool = False) -> "Plan":
-        """The plan that was read, or the best one, whatever its verdict. Raises: SpecError, NoFeasiblePlanError."""
+    def answer(self, *, with_pareto: bool = False, memo: "Memo | None" = None) -> "Plan":
+        """The plan that was read, or the best one, whatever its verdict. memo: shared with searches for similar jobs.
+
+        Raises: SpecError, NoFeasiblePlanError.
+        """
         from rlplan.planner.machine import open_search
         from rlplan.planner.search import find_best_plan
 
@@ -95,7 +99,7 @@ class Question:
                 way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:
-            return find_best_plan(self.job, with_pareto=with_pareto)
+            return find_best_plan(self.job, with_pareto=with_pareto, memo=memo)
         if not with_pareto or self.plan.pareto:
             return self.plan
         return self.plan.model_copy(

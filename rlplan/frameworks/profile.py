@@ -120,6 +120,8 @@ class FrameworkRelease:
     """vLLM release that this release installs; empty: the newest known one."""
     engine_log_probs: bool = False
     """Whether engines return the log-prob of each sampled token."""
+    has_ray_executor: bool = False
+    """Whether Ray runs the ranks of a vLLM engine. Such an engine schedules no step ahead."""
     dispatch: Literal["rollouts", "groups"] = "rollouts"
     """Unit that is spread evenly over the engines: single rollouts, or all rollouts of a prompt."""
     balances: Literal["mini_batch", "step", "never"] = "mini_batch"

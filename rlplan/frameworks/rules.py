@@ -55,6 +55,8 @@ def matches(value: Any, wanted: Any) -> bool:
     >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
     (True, True, False, True)
     """
+    if value is wanted:  # the usual case of a search, which asks many times
+        return True
     if wanted == "*":
         return value is not None
     if type(value) is type(wanted) and type(value) in (bool, int, float):
@@ -85,7 +87,7 @@ class RuleBook:
         self._rules, self._value_of = tuple(rules), cache(value_of)
         self._by_keys: dict[tuple[str, ...], tuple[Rule, ...]] = {}
         self._known: dict[tuple[tuple[str, Any], ...], bool] = {}
-        self._filled: dict[tuple[int, bool], tuple[Any, ...]] = {}
+        self._allowed: dict[tuple[int, bool, type[Any], Any], bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -108,7 +110,7 @@ class RuleBook:
         for rule in self._rules_about(tuple(chosen)):
             value = chosen[rule.key] if rule.key in chosen else self._value_of(rule.key)
             is_open = rule.key in chosen and self._value_of(rule.key) == OPEN
-            if value != OPEN and not matches(value, self._allowed(rule, is_open)) and self._holds(rule, chosen):
+            if value != OPEN and not self._is_allowed(rule, value, is_open) and self._holds(rule, chosen):
                 yield rule
 
     def find_lacking(self) -> Iterator[tuple[Rule, Any]]:
@@ -124,12 +126,13 @@ class RuleBook:
         """A value with which a key no longer breaks a rule."""
         return self._fill(rule.only)[0]
 
-    def _allowed(self, rule: Rule, is_open: bool) -> tuple[Any, ...]:
-        """The values that a rule allows for an open key, or for one that the job sets."""
-        key = id(rule), is_open  # rules hold mappings, which have no hash
-        if key not in self._filled:
-            self._filled[key] = self._fill(rule.tried if is_open else rule.only)
-        return self._filled[key]
+    def _is_allowed(self, rule: Rule, value: Any, is_open: bool) -> bool:
+        """Whether a rule allows a value of an open key, or of one that the job sets."""
+        # rules and lists have no hash; True equals 1
+        key = id(rule), is_open, type(value), value if value.__hash__ else repr(value)
+        if key not in self._allowed:
+            self._allowed[key] = matches(value, self._fill(rule.tried if is_open else rule.only))
+        return self._allowed[key]
 
     def _fill(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values of a rule, with each `=KEY` replaced by the job's value of that key."""

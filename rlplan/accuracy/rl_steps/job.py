@@ -88,6 +88,9 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     if framework == "nemo_rl":
         tokens = SCORED_SEQUENCES * int(prompt + lengths.longest)
         job["scoring"] = {role: {"max_tokens_per_micro_batch": tokens} for role in ("policy", "reference")}
+        if is_shared and job["training"]["offloads_optimizer"] == "auto":
+            # optimizer_offload_fraction is 0 (examples/configs/grpo_math_1B.yaml, v0.4.0 to v0.6.0)
+            job["training"]["offloads_optimizer"] = False
     if not is_shared:
         job["placement"] = {"placement": "disaggregated", "num_generation_devices": num_generation}
         if is_async:

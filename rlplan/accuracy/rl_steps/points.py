@@ -22,15 +22,16 @@ from rlplan.accuracy.settings_read import list_assumed
 from rlplan.planner.measured_errors import find_stratum
 from rlplan.vocabulary import Phase
 
-PHASES = {
+PHASES: dict[str, tuple[Phase | str, ...]] = {
     "generate": (Phase.ROLLOUT,),
-    "score": (Phase.SCORE,),
+    "score": (Phase.SCORE, "reload_role/reference", "offload_role/reference"),
     "train": (Phase.TRAIN,),
     "sync": (Phase.SYNC,),
     "switch": (Phase.SWITCH,),
-    "refit": (Phase.SYNC, Phase.SWITCH),
+    "refit": (Phase.SYNC, "offload_role/policy", "wake_weights", "wake_kv_cache"),
 }
-"""Phases of a step by the words of a file. `refit` is NeMo-RL's timer of everything that prepares the engines."""
+"""Phases and actions of a step by the words of a file. Source: NeMo-RL 0.5, algorithms/grpo.py: `refit` is its timer
+`prepare_for_generation`, and the timer of log-probs includes the copies of the reference's weights."""
 
 
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
@@ -61,8 +62,10 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
         return Prediction(predict_seconds(plan), stratum=find_stratum(plan, point.quantity))
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
-    seconds = phase_seconds(plan)
-    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=find_stratum(plan, point.quantity))
+    predict_seconds(plan)
+    assert plan.timing is not None, "a plan with seconds has a timing"
+    actions = (a for a in plan.timing.step.actions if a.phase in PHASES[phase] or a.action_id in PHASES[phase])
+    return Prediction(sum(a.cost.seconds for a in actions), stratum=find_stratum(plan, point.quantity))
 
 
 def predict_role_peak(point: MeasuredPoint) -> Prediction:

@@ -71,6 +71,7 @@ class EngineAdapters:
         tables = 2 * rank * (model.vocab_size + model.hidden_size)
         return self.num_versions * (linear + tables) * self.element_bytes
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def copy_bytes(self, model: ModelSpec, tensor_bytes: Callable[[int], int] = int) -> int:
         """Bytes of the adapter copies in host memory that fill vLLM's slots, on every rank.
 

@@ -131,13 +131,18 @@ class Explanation:
 
 
 def explain(
-    plan: Plan, asked: Sequence[Change] = (), *, more_devices: bool = False, listen: Listener | None = None
+    plan: Plan,
+    asked: Sequence[Change] = (),
+    *,
+    more_devices: bool = False,
+    listen: Listener | None = None,
+    memo: Memo | None = None,
 ) -> Explanation:
-    """Explain a plan. asked: the user's what-ifs; more_devices: also multiples of the GPUs.
+    """Explain a plan. asked: the user's what-ifs; more_devices: also multiples of the GPUs; memo: that of its search.
 
     Each change is a separate search; `listen` is called before each.
     """
-    memo = Memo()
+    memo = memo or Memo()
     spec, search = _fix_devices(plan), open_search(plan.asked, memo).restrict_to_plan(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))

@@ -220,7 +220,7 @@ class GroupChoices:
                 chosen = dict(arranged) | _list_engine_values(engine) if self.has_rules else {}
                 if self.rules.allows(chosen):
                     for num_seqs in self._list_num_seqs(num_engines, dp, chosen):
-                        yield replace(engine, max_num_seqs=num_seqs)
+                        yield EngineChoice(tp, level, num_seqs, quantization, has_experts, dp)
 
     def _list_num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
         """List numbers of concurrent sequences per engine: up to its share, the largest first, equal on all its ranks.

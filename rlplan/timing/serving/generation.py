@@ -9,9 +9,8 @@ Symbols: N rollouts, S concurrent ones, P prompt, n samples per prompt, D a deco
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, hypot, log, sqrt
-from statistics import pstdev
 from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
@@ -48,6 +47,8 @@ class EngineSpeed:
     """Release of vLLM."""
     returns_log_probs: bool = False
     """Whether the engine returns the log-prob of each sampled token."""
+    has_ray_executor: bool = False
+    """Whether Ray runs the engine's ranks if it has several."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Cache of step times, because a search asks for the same speed many times."""
 
@@ -58,8 +59,12 @@ class EngineSpeed:
         has_vllm = job.rollout.engine not in ("sglang", "tensorrt_llm") and job.release.name != "slime"
         stated = job.rollout.engine_version or job.release.engine_version
         version = find_version(stated, job.release.date) if has_vllm else LATEST
-        returns_log_probs = job.release.engine_log_probs
-        return cls(policy, job.rollout, choice, cluster, not job.is_for_rlplan, version, returns_log_probs)
+        release = job.release
+        has_ray_executor = has_vllm and release.has_ray_executor
+        with_custom = not job.is_for_rlplan
+        return cls(
+            policy, job.rollout, choice, cluster, with_custom, version, release.engine_log_probs, has_ray_executor
+        )
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -92,6 +97,7 @@ class EngineSpeed:
             has_custom_all_reduce=self.has_custom_all_reduce,
             version=self.version,
             returns_log_probs=self.returns_log_probs,
+            has_ray_executor=self.has_ray_executor,
             drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 
@@ -164,8 +170,7 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_rollou
     if rollouts.lengths.variance == 0:
         return Cost({Resource.IDLE: 0.0})  # engines with responses of one length end together
     count = max(num_rollouts, rollouts.num_rollouts)
-    shares = ((index + 0.5) / SAMPLE for index in range(SAMPLE))
-    longest = sum(rollouts.lengths.quantile(share ** (1 / count)) for share in shares) / SAMPLE
+    longest = sum(_list_sample(rollouts.lengths, count)) / SAMPLE
     longer_s = max(0.0, longest - _last_quantile(rollouts)) * speed.decode_step_s(1, rollouts.prompt_len + longest)
     busier_s = largest_normal(round(num_rollouts / rollouts.num_rollouts)) * _compute_deviation(speed, rollouts)
     return Cost({Resource.IDLE: hypot(longer_s, busier_s)})
@@ -185,11 +190,15 @@ def _compute_deviation(speed: EngineSpeed, rollouts: EngineRollouts) -> float:
     per_token_s = (speed.decode_step_s(busy, 2 * context) - step_s) / context
     if rollouts.num_rollouts > rollouts.concurrency:
         per_sequence_s = (step_s - per_token_s * context) / busy
-    seconds = [
-        per_sequence_s * length + per_token_s * (prompt * length + length * length / 2)
-        for length in (lengths.quantile((index + 0.5) / SAMPLE) for index in range(SAMPLE))
-    ]
-    return pstdev(seconds) * sqrt(rollouts.num_rollouts)
+    seconds = [per_sequence_s * n + per_token_s * (prompt * n + n * n / 2) for n in _list_sample(lengths, 1)]
+    mean = sum(seconds) / SAMPLE  # statistics.pstdev adds fractions, which takes a tenth of a search
+    return sqrt(sum((value - mean) ** 2 for value in seconds) / SAMPLE * rollouts.num_rollouts)
+
+
+@lru_cache(maxsize=64)
+def _list_sample(lengths: Lengths, count: int) -> tuple[float, ...]:
+    """Evenly spread quantiles of the longest of `count` responses."""
+    return tuple(lengths.quantile(((index + 0.5) / SAMPLE) ** (1 / count)) for index in range(SAMPLE))
 
 
 def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:

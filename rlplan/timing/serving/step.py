@@ -233,6 +233,7 @@ class EngineRates:
         has_custom_all_reduce: bool = True,
         version: VllmVersion = LATEST,
         returns_log_probs: bool = False,
+        has_ray_executor: bool = False,
         drafts: tuple[int, float] = (0, 0.0),
     ) -> None:
         self._drafted, self._gained = drafts[0], expected_tokens(*drafts)
@@ -281,7 +282,8 @@ class EngineRates:
         self._launches = (counts.num_layers + num_unfused) * LAUNCH
         all_ranks = counts.ranks * counts.replicas
         self._exchange = find_wire(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
-        is_serial = version < ASYNC
+        # Ray's executor refuses asynchronous scheduling (vLLM pull requests 25887, 29012; 36836 is off by default).
+        is_serial = version < ASYNC or (has_ray_executor and all_ranks > 1)
         step_s, sequence_s = LOG_PROBS if returns_log_probs else (0.0, 0.0)
         self._step_host = step_s + (SERIAL if is_serial else 0.0)
         self._sequence_host = SEQUENCE + sequence_s + (SERIAL_SEQUENCE if is_serial else 0.0)

@@ -107,14 +107,15 @@ def choose_kernels(backend: Backend, training: TrainingSpec) -> Kernels:
     The defaults are transformers' modules, or Transformer Engine for Megatron.
     Counts: torchao casts each gathered weight before a matmul with row scales (5 bytes) or block scales (3), and
     gathers 8 bits with tensor scales. Megatron accumulates gradients in buffers; those of experts are read and written
-    in every pass, 8 bytes in fp32 and 4 in bf16.
+    in every pass, 8 bytes in fp32 and 4 in bf16. FSDP2 reduces gradients in fp32. Source of the latter: verl 0.9.0,
+    fsdp/transformer_impl.py:375; NeMo-RL 0.3.0, dtensor/parallelize.py:466.
     """
     asked, is_megatron = training.kernels, backend == "megatron"
     attention = Attention.VENDOR if is_megatron else Attention.FLASH_2
     has_fp8, sum_bytes = asked.matmuls in ("fp8", "fp8_rowwise", "mxfp8"), 0
     if training.reduce_dtype != "auto" and is_megatron:
         sum_bytes = 2 * training.reduce_dtype.num_bytes
-    is_torchao = has_fp8 and not is_megatron
+    is_torchao, usual_reduce_bytes = has_fp8 and not is_megatron, 4 if backend == "fsdp2" else 2
     return Kernels(
         is_fused=is_megatron or asked.is_compiled,
         attention=ATTENTION_NAMES.get(asked.attention, attention),
@@ -123,7 +124,7 @@ def choose_kernels(backend: Backend, training: TrainingSpec) -> Kernels:
         has_fp4=asked.matmuls == "fp4",
         stores_scores=asked.attention == "unfused",
         modules=parse_recompute(training.recomputed)[1],
-        reduce_bytes=2 if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
+        reduce_bytes=usual_reduce_bytes if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
         hides_tp=asked.overlaps_tp,
         hides_step=asked.overlaps_step,
         virtual_stages=training.virtual_stages,

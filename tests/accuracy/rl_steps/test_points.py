@@ -60,7 +60,7 @@ def test_an_asynchronous_step_has_devices_of_its_own_and_stale_rollouts() -> Non
 
 def test_the_framework_is_read_from_a_point_s_words_and_its_source() -> None:
     nemo, verl = rl_job(STEPS["nemorl-q30-32-off"]), rl_job(STEPS["verl-dapo-7b-h20-128"])
-    assert (nemo["framework"], nemo["training"]["backend"]) == ("nemo_rl", "megatron")
+    assert (nemo["framework"], nemo["training"]["backend"]) == ("nemo_rl@0.6", "megatron")
     assert (verl["framework"], verl["training"]["backend"], verl["training"]["ulysses"]) == ("verl", "fsdp2", 4)
     assert verl["algorithm"] == {"name": "grpo", "kl_coef": 0.0}
     assert nemo["scoring"]["policy"] == {"max_tokens_per_micro_batch": 2 * 4096}
@@ -79,7 +79,7 @@ def test_lengths_that_are_stated_are_met_under_their_limit() -> None:
 
 
 def test_a_log_probs_pass_and_a_reference_are_part_of_the_step() -> None:
-    point = STEPS["nemorl-q32-32"]
+    point = change_settings(STEPS["nemorl-q32-32"], version="NeMo RL v0.7")  # which skips a reference without KL
     plan = plan_point_job(rl_job(point))
     assert {action.role for action in plan.schedule.step if action.kind == "score"} == {"policy", "reference"}
     assert seconds(change_settings(point, kl_coef=0.0)) < seconds(point)
@@ -129,7 +129,7 @@ def test_a_point_that_says_neither_true_nor_false_is_refused() -> None:
 def test_a_job_of_a_point_is_a_job_file() -> None:
     for point in (*STEPS.values(), *RECIPES.values()):
         if not point.id.startswith("dschat"):
-            assert json.loads(json.dumps(rl_job(point)))["framework"] in ("verl", "nemo_rl", "slime")
+            assert json.loads(json.dumps(rl_job(point)))["framework"].split("@")[0] in ("verl", "nemo_rl", "slime")
 
 
 def make_step(**settings: Any) -> MeasuredPoint:
@@ -163,3 +163,18 @@ def test_a_step_without_stated_lengths_has_an_interval_that_covers_other_lengths
     (low, high), (least, most) = stated.interval or (0, 0), assumed.interval or (0, 0)
     assert high / low * 2.6 < most / least
     assert "mean_response" in assumed.assumed
+
+
+def test_the_reference_s_weights_are_copied_within_the_timer_of_log_probs_not_of_the_refit() -> None:
+    """Source: NeMo-RL 0.5, algorithms/grpo.py (`policy_and_reference_logprobs`, `prepare_for_generation`)."""
+    phases = {point.id: point for point in published_points() if point.id.startswith("n959-l8-mcore-blog:")}
+    plan = plan_point_job(phases["n959-l8-mcore-blog:refit"].settings["job"])
+    assert plan.timing is not None
+    costs = {action.action_id: action.cost.seconds for action in plan.timing.step.actions}
+    copies = costs["reload_role/reference"] + costs["offload_role/reference"]
+    assert copies > 1.0
+    assert seconds(phases["n959-l8-mcore-blog:score"]) == pytest.approx(
+        costs["score/policy"] + costs["score/reference"] + copies
+    )
+    refit = ("offload_role/policy", "wake_weights", "sync_weights", "wake_kv_cache")
+    assert seconds(phases["n959-l8-mcore-blog:refit"]) == pytest.approx(sum(costs[name] for name in refit))

@@ -283,6 +283,17 @@ def test_releases_that_schedule_in_series_keep_the_gpu_waiting() -> None:
     assert older - newer == pytest.approx(SERIAL + 64 * SERIAL_SEQUENCE)
 
 
+@pytest.mark.parametrize(("tp", "waits"), [(1, False), (2, True)])
+def test_ray_s_executor_schedules_in_series_in_every_release(tp: int, waits: bool) -> None:
+    """Source: vLLM pull request 25887. An engine of one rank has no executor to wait for."""
+    counts, load = engine_counts(LLAMA, EngineCut(tp=tp)), StepLoad(64, 64_000)
+    on_ray, alone = (
+        EngineRates(counts, HOST, kv_element_bytes=2, has_ray_executor=has_ray).seconds(load)
+        for has_ray in (True, False)
+    )
+    assert on_ray - alone == pytest.approx(SERIAL + 64 * SERIAL_SEQUENCE if waits else 0.0)
+
+
 STEPS = {
     1: ((1, 4_096, 0, 13.5), (14, 57_386, 0, 16.3), (0, 0, 1_024, 52.5), (0, 0, 4_096, 205.0)),
     2: ((1, 4_096, 0, 9.0), (14, 57_386, 0, 10.1), (0, 0, 1_024, 33.4), (0, 0, 4_096, 114.5)),

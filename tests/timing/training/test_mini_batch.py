@@ -277,6 +277,17 @@ def test_experts_gradients_are_added_up_in_the_type_in_which_they_are_reduced():
     assert whole - none == pytest.approx(8 * experts / (3.35e12 * 0.8))
 
 
+def test_fsdp2_reduces_gradients_in_fp32_unless_it_is_told_otherwise():
+    """Source: verl 0.9.0, fsdp/transformer_impl.py:375; NeMo-RL 0.3.0, models/dtensor/parallelize.py:466.
+    On the wire of 16 GPUs: gathers of 2 + 2 bytes a parameter and a reduction of 4, or of 2."""
+    base, hosts = setting(16, backend="fsdp2"), cluster(16)
+    halved = change_training(base, reduce_dtype=Dtype.BFLOAT16)
+    usual, less = (
+        shards.pass_traffic(each, hosts, is_training=True).parts[Resource.NETWORK] for each in (base, halved)
+    )
+    assert usual / less == pytest.approx((2 + 2 + 4) / (2 + 2 + 2))
+
+
 def test_an_offloaded_optimizer_shares_the_hosts_memory():
     host, gpu = cluster(8), optimizer_cost(setting(), cluster(8)).seconds
     away = optimizer_cost(setting(choice=replace(PLAIN, offloads_optimizer=True)), host)

@@ -52,6 +52,7 @@ def command(
         return
     from rlplan.planner.answers.changes import check_changes
     from rlplan.planner.answers.explain import explain
+    from rlplan.planner.memo import Memo
     from rlplan_cli.render.explain import show_explanation
     from rlplan_cli.render.terminal import print_json
     from rlplan_cli.render.waiting import waiting
@@ -59,8 +60,10 @@ def command(
 
     question = read_question(NAME, job)
     with waiting("planning") as listen:
-        plan = question.answer()
-        explanation = explain(plan, check_changes(plan.asked, changes or ()), more_devices=more_devices, listen=listen)
+        memo = Memo()
+        plan = question.answer(memo=memo)
+        asked = check_changes(plan.asked, changes or ())
+        explanation = explain(plan, asked, more_devices=more_devices, listen=listen, memo=memo)
     if as_json:
         print_json(explanation.as_json())
     else:
