@@ -15,13 +15,15 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
+from rlplan.foreign.python.unsloth import LOADED, SHARED, WHOLE_MODULES, list_keys
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made, simplify
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import list_given_trainers, load_table
 from rlplan.foreign.unknown import is_known, strip_marks
-from rlplan.reading import check_code, read_text
+from rlplan.reading import MAX_SPEC_BYTES, check_code, read_text
 
+MAX_NOTEBOOK = 8 << 20
+"""Size limit of a notebook, which holds images and sounds beside its cells."""
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig, with the names of ModelConfig's flags."""
 _ONLINE = "GRPO"
@@ -91,8 +93,9 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
 def parse_file(path: Path) -> tuple[ast.Module, str]:
     """The syntax tree of a file, and its text. Raises: SpecError for a file that is not Python."""
     try:
-        text = read_text(path, "the script")
-        if path.suffix == ".ipynb":
+        is_notebook = path.suffix == ".ipynb"
+        text = read_text(path, "the script", limit=MAX_NOTEBOOK if is_notebook else MAX_SPEC_BYTES)
+        if is_notebook:
             text = _join_cells(text)
         check_code(path, text)
         try:
@@ -316,5 +319,8 @@ def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
         usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
         for key, entry in (usual | value.entries).items():
             yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
+        modules = value.get("target_modules")
+        if isinstance(modules, list) and (whole := [name for name in modules if name in WHOLE_MODULES]):
+            yield "lora.modules_to_save", Given(str(whole), place)
     elif not (isinstance(value, str) and strip_marks(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

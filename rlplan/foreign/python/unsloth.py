@@ -15,6 +15,8 @@ LOADED = "unsloth.from_pretrained"
 _CLASS = re.compile(r"(?:unsloth\.)?Fast\w*Model\.from_pretrained")
 _OTHERWISE = ("load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning", "quantization_config")
 """Arguments that replace the default, a base model in 4 bits."""
+WHOLE_MODULES = ("embed_tokens", "lm_head")
+"""Target modules that `get_peft_model` trains in full (unsloth/models/llama.py)."""
 SHARED = "Unsloth's engine shares the trainer's weights; they are counted twice, so less memory is needed"
 
 

@@ -369,7 +369,7 @@ class _Reader:
             argv, _ = self._expand_command(command)
             if argv and argv[0] == "pwd" and words is not None:
                 continue  # cd FOLDER && pwd
-            words = evaluate_path_command(argv, self.words.variables)
+            words = evaluate_path_command(argv, self.words.variables, words)
         return words
 
     def _add_note(self, node: "Node", text: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.foreign.convert import convert
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -331,6 +332,27 @@ def test_unsloth_s_model_has_a_base_in_4_bits_unless_it_is_told_otherwise(tmp_pa
     usual = read(tmp_path, UNSLOTH.format("") + trainer)
     assert (usual.value("load_in_4bit"), usual.value("lora_r"), usual.value("max_seq_length")) == (True, 8, 2048)
     assert read(tmp_path, UNSLOTH.format(", load_in_16bit=True") + trainer).value("load_in_4bit") is False
+
+
+def test_unsloth_s_trainer_is_sft_s_and_layers_that_it_trains_in_full_are_not_counted(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "from unsloth import FastLanguageModel, UnslothTrainer, UnslothTrainingArguments\n"
+        "model = FastLanguageModel.from_pretrained('unsloth/mistral-7b-v0.3', max_seq_length=2048)\n"
+        "model = FastLanguageModel.get_peft_model(model, r=128, target_modules=['q_proj', 'embed_tokens', 'lm_head'])\n"
+        "UnslothTrainer(model, UnslothTrainingArguments(per_device_train_batch_size=2)).train()\n",
+    )
+    assert (settings.value("trainer"), settings.value("per_device_train_batch_size")) == ("sft", 2)
+    assert convert(settings, "1xH100", None).not_counted == ("lora.modules_to_save=['embed_tokens', 'lm_head']",)
+
+
+def test_a_notebook_with_pictures_is_read_and_a_larger_script_is_not(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": HEAD + f"config = GRPOConfig(beta=0.5)\n{END}"}]
+    notebook = {"cells": [*cells, {"cell_type": "markdown", "source": "p" * (2 << 20)}]}
+    (tmp_path / "train.ipynb").write_text(json.dumps(notebook))
+    assert read_source(tmp_path / "train.ipynb", None).value("beta") == 0.5
+    with pytest.raises(SpecError, match="more than 1048576 bytes"):
+        read(tmp_path, "#" * (2 << 20))
 
 
 def test_unsloth_s_own_engine_is_a_colocated_one_with_a_note(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ def words(folder: Path, text: str, **variables: str) -> list[str]:
         ("U=$(cat <<'EOF'\nq $A\nEOF\n)\nrun $U", ["q", "$A"]),
         ('if [[ ${1} != "slurm" ]]; then A=1; fi\nrun $A', ["1"]),
         ("docker run --gpus all image sh -lc 'run 1'", ["1"]),
+        (
+            "A=/t/b/x.sh\nrun $(basename $A .sh) $(echo $A | sed 's#/t/b#/c#') $(echo aa|sed s/a/b/g)",
+            ["x", "/c/x.sh", "bb"],
+        ),
     ],
 )
 def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_path: Path) -> None:
