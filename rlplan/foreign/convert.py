@@ -6,7 +6,7 @@ Left out: reading files (source.py), planning the job (check.py).
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import ceil
@@ -132,6 +132,11 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             rule=f"a job has a policy; {settings.table.title} takes its model from elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
+    warmup, steps = taken.get("algorithm.lr_warmup_steps"), taken.get("workload.num_steps")
+    if warmup is not None and steps is not None and warmup.value >= steps.value > 0:
+        # stacks accept a run that ends before its warm-up does; neither memory nor time depends on it
+        taken[warmup.ours] = replace(warmup, value=steps.value - 1)
+        notes.append(f"{warmup.key} = {warmup.value} lasts longer than the run of {steps.value} steps")
     roles = find_differing_roles(settings)
     notes += [role.note for role in roles]
     data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}

@@ -74,6 +74,13 @@ def test_what_only_running_would_tell_stays_in_the_word_by_its_own_text(tmp_path
     assert not any(map(is_known, result))
 
 
+def test_the_output_of_a_program_is_not_its_here_document_and_not_empty(tmp_path: Path) -> None:
+    script = read(tmp_path, "A=$(python3 - <<'EOF'\nprint(1)\nEOF\n)\nif [ -n \"$A\" ]; then run 1; fi\nrun $A")
+    (command,) = script.commands
+    assert not is_known(command.words[1])
+    assert script.notes == ['run.sh:5: taken as false, because it is known only at run time: [ -n "$A" ]']
+
+
 def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.sh").write_text("ARGS=(--layers 24)\n")
