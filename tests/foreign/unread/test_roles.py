@@ -59,7 +59,12 @@ def test_a_default_of_megatron_s_own_configuration_is_no_difference(tmp_path: Pa
 
 
 AREAL = {"gconfig.n_samples": 4, "actor.path": "Qwen/Qwen2.5-1.5B", "critic.path": "Qwen/Qwen2.5-1.5B"}
-AREAL |= {"rollout.backend": "sglang:d4", "actor.backend": "megatron:d4", "actor.gradient_checkpointing": True}
+AREAL |= {
+    "train_dataset.batch_size": 256,
+    "rollout.backend": "sglang:d4",
+    "actor.backend": "megatron:d4",
+    "actor.gradient_checkpointing": True,
+}
 ROLL = {"pretrain": "Qwen/Qwen2.5-7B", "adv_estimator": "gae", "actor_train.device_mapping": "list(range(0,8))"}
 ROLL |= {"actor_infer.device_mapping": "list(range(0,8))", "actor_train.strategy_args.strategy_name": "megatron_train"}
 ROLL |= {"actor_train.training_args.per_device_train_batch_size": 1}
