@@ -34,7 +34,7 @@ _FP8 = re.compile(
     re.IGNORECASE,
 )
 """Names of fp8 checkpoints: by suffix, and models that are published in fp8 only."""
-SHARES = ("gpu_share", "static_share")
+SHARES = ("gpu_share", "static_share", "shared_share")
 MEMORY = "rollout.kv_cache_memory"
 
 
@@ -71,6 +71,8 @@ class Share:
     is_static: bool
     """Whether the fraction covers weights and KV cache only (SGLang), not the whole engine (vLLM)."""
     taken: Taken
+    is_of_shared_weights: bool = False
+    """Whether the engine computes with the trainer's weights, which its fraction covers."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         entry, row = match
         settings.ours[ours] = entry.value
         if row.convert in SHARES:
-            share = Share(_read_fraction(entry), row.convert == "static_share", entry)
+            share = Share(_read_fraction(entry), row.convert == "static_share", entry, row.convert == "shared_share")
         else:
             taken[ours] = entry
     if "policy.path" not in taken:

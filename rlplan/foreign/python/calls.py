@@ -27,7 +27,7 @@ POSITIONAL = {
 }
 """Names of positional arguments. The first one of a configuration is its output folder."""
 _ALIASES = {"UnslothTrainer": "SFTTrainer"}
-"""Trainers of other packages that take what their base class takes (unsloth/trainer.py)."""
+"""Trainers of other packages that take what their base class takes. Source: unsloth/trainer.py."""
 _ENDS = ("Config", "Trainer", "TrainingArguments")
 _CLASS_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED_CLASSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_dict")
