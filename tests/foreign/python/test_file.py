@@ -413,7 +413,7 @@ def test_a_cell_of_another_language_and_a_continued_command_leave_the_rest_as_it
 
 
 def test_quotes_within_an_f_string_are_read_on_every_python(tmp_path: Path) -> None:
-    """As Gemma3_(4B)-Vision-GRPO.ipynb has them: Python 3.11 refuses what PEP 701 allows."""
+    """Gemma3_(4B)-Vision-GRPO.ipynb has them: Python 3.11 refuses what PEP 701 allows."""
     text = 'd = {\'a\': 1}\nname = (\n    f"{d["a"]} and {d["b"]} "\n    f\'x\'\n)\nconfig = GRPOConfig(beta=0.5)\n'
     assert read(tmp_path, text + END).value("beta") == 0.5
 

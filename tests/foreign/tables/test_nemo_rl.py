@@ -228,7 +228,7 @@ def test_prompts_are_as_long_as_the_data_s_bound_and_responses_as_what_it_leaves
 
 
 def test_a_run_that_ends_before_its_warm_up_is_a_job_with_a_note(tmp_path: Path) -> None:
-    """As recipes/llm/grpo-moonlight-16ba3b-4n8g-megatron.yaml, which warms up over 50 steps, is run for 30."""
+    """NeMo-RL runs grpo-moonlight-16ba3b-4n8g-megatron.yaml, which warms up over 50 steps, for 30."""
     warmup = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.scheduler.lr_warmup_iters": 50}
     path = write_yaml(tmp_path, SMALL | warmup | {"grpo.max_num_steps": 30, "policy.dtensor_cfg.enabled": False})
     imported, job = import_job(read_source(path, None), Asked("8xH100"))
