@@ -16,6 +16,7 @@ from rlplan.foreign.settings import Given, add_parts, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Identity, Table
 from rlplan.foreign.trl.launched import Launch, read_launch
+from rlplan.foreign.unknown import strip_marks
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 
@@ -27,7 +28,7 @@ def read_command(
     if table.syntax == "python":
         return read_launch(words, folder, notes, outside)
     if table.syntax == "overrides":
-        entries = _read_configuration(words, table, folder, notes)
+        entries = _read_configuration(words, table, folder, notes, outside)
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
     entries = _read_flags(words, table, folder, notes)
@@ -165,9 +166,12 @@ def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
 
 
 def _read_configuration(
-    words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]
+    words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str], outside: Mapping[str, str]
 ) -> dict[str, Given]:
-    """The keys of the user's own configuration that a command line names; upstream's are the table's defaults."""
+    """The keys of the user's own configuration that a command line names; upstream's are the table's defaults.
+
+    Raises: SpecError for a missing file where nothing else names the model.
+    """
     named, at = _find_configuration([word for word, _ in words])
     stem = named.name.removesuffix(".yaml")
     if not stem or stem in table.presets or any(stem in file for file in table.files):
@@ -175,7 +179,22 @@ def _read_configuration(
     if named.suffix not in SUFFIXES:
         named = named.with_name(f"{stem}.yaml")
     is_beside = not is_file(folder / named) and is_file(folder / named.name)
-    return read_named_file(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
+    file = Given(strip_marks(named.name if is_beside else str(named)), words[at][1])
+    entries = read_named_file(folder, file, notes)
+    models = {row.key for row in table.rows.get("policy.path", ())}
+    if not entries and models.isdisjoint([*outside, *(key for key, _, _ in _read_overrides(words))]):
+        raise _refuse_missing_file(file, table)
+    return entries
+
+
+def _refuse_missing_file(file: Given, table: Table) -> SpecError:
+    """The refusal of a command whose settings stand in a file that is not there."""
+    return SpecError(
+        f"'{file.value}' was not found",
+        where=file.place,
+        rule=f"a command of {table.title} that names a file takes its settings from there",
+        way_out="put the file beside the script, or give it in place of the script",
+    )
 
 
 def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -205,12 +224,7 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     named = entries.pop("config", None) if table.positional else None
     inner = read_named_file(folder, named, notes)
     if named is not None and not inner and table.positional == "config":
-        raise SpecError(
-            f"'{named.value}' was not found",
-            where=named.place,
-            rule=f"a command of {table.title} that names a file takes its settings from there",
-            way_out="put the file beside the script, or give it in place of the script",
-        )
+        raise _refuse_missing_file(named, table)
     return {key.replace("-", "_"): entry for key, entry in inner.items()} | entries
 
 

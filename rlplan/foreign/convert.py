@@ -6,7 +6,7 @@ Left out: reading files (source.py), planning the job (check.py).
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import ceil
@@ -34,7 +34,9 @@ _FP8 = re.compile(
     re.IGNORECASE,
 )
 """Names of fp8 checkpoints: by suffix, and models that are published in fp8 only."""
-SHARES = ("gpu_share", "static_share")
+_INT4 = re.compile(r"(?!.*bf16)Kimi-K2(-Thinking|\.5)(-INT4)?$", re.IGNORECASE)
+"""Models that are published with routed experts in int4 only. Source: their model cards."""
+SHARES = ("gpu_share", "static_share", "shared_share")
 MEMORY = "rollout.kv_cache_memory"
 
 
@@ -71,6 +73,8 @@ class Share:
     is_static: bool
     """Whether the fraction covers weights and KV cache only (SGLang), not the whole engine (vLLM)."""
     taken: Taken
+    is_of_shared_weights: bool = False
+    """Whether the engine computes with the trainer's weights, which its fraction covers."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         entry, row = match
         settings.ours[ours] = entry.value
         if row.convert in SHARES:
-            share = Share(_read_fraction(entry), row.convert == "static_share", entry)
+            share = Share(_read_fraction(entry), row.convert == "static_share", entry, row.convert == "shared_share")
         else:
             taken[ours] = entry
     if "policy.path" not in taken:
@@ -132,6 +136,11 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             rule=f"a job has a policy; {settings.table.title} takes its model from elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
+    warmup, steps = taken.get("algorithm.lr_warmup_steps"), taken.get("workload.num_steps")
+    if warmup is not None and steps is not None and warmup.value >= steps.value > 0:
+        # stacks accept a run that ends before its warm-up does; neither memory nor time depends on it
+        taken[warmup.ours] = replace(warmup, value=steps.value - 1)
+        notes.append(f"{warmup.key} = {warmup.value} lasts longer than the run of {steps.value} steps")
     roles = find_differing_roles(settings)
     notes += [role.note for role in roles]
     data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}
@@ -197,7 +206,7 @@ def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -
     if row.convert == "model":
         return _find_model(settings, row, str(value), notes)
     if row.convert == "packed":
-        return "fp8" if _FP8.match(PurePosixPath(str(value).rstrip("/")).name) else None
+        return _find_engine_format(str(value))
     if row.convert == "count":
         return len(str(value).strip("[]").split(","))
     if row.convert == "names":
@@ -284,7 +293,7 @@ def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = 
 
 def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     """A model by its id, its folder, or the last part of a path that is not on this machine."""
-    end = PurePosixPath(name.rstrip("/")).name
+    end = re.sub(r"[-_]bf16$", "", PurePosixPath(name.rstrip("/")).name, flags=re.IGNORECASE)  # 16 bits are the usual
     if find_model_path(name) is not None or find_bundled_id(name):
         return find_bundled_id(name) or name
     known = find_nearest_id(end)
@@ -309,12 +318,16 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
     )
 
 
+def _find_engine_format(name: str) -> str | None:
+    """The format in which an engine loads a checkpoint, by its name; None for 16 bits and unknown formats."""
+    end = PurePosixPath(name.rstrip("/")).name
+    return "kimi-k2-thinking" if _INT4.match(end) else "fp8" if _FP8.match(end) else None
+
+
 def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> str:
     """The note on quantized weights: they count in the training dtype, unless a row says that the engine reads them."""
     rows = settings.table.rows.get("rollout.quantization", ())
-    is_read = any(alternative.convert == "packed" for alternative in rows) and _FP8.match(
-        PurePosixPath(name.rstrip("/")).name
-    )
+    is_read = any(alternative.convert == "packed" for alternative in rows) and _find_engine_format(name)
     note = (
         f"{row.key} = {strip_marks(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
     )

@@ -4,6 +4,7 @@ In: a path. Out: the value and the place of each key, and notes on missing files
 (settings.py), the meaning of keys.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ BELOW = "defaults"
 """The key that names a file's base configurations."""
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 """Suffixes of files that are read as documents."""
+_COMMENT = re.compile(r"(?m)(?:^|[\s,{}\[\]])(?://|/\*).{0,40}")
 MAX_CHAIN = 8
 """Length of a chain of base configurations."""
 
@@ -31,7 +33,7 @@ def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
 
 
 def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
-    data = _read_toml(path) if path.suffix == ".toml" else read_yaml(path, "the file", may_repeat=True)
+    data = _read_toml(path) if path.suffix == ".toml" else _read_yaml(path)
     if not isinstance(data, dict) or depth > MAX_CHAIN:
         raise SpecError(
             f"the file is {type(data).__name__}, not a mapping of keys to values"
@@ -54,6 +56,21 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             notes.append(f"{path.name}: {BELOW}: '{name}' was not found; the table's defaults are used instead")
     own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten_keys(data).items()}
     return inherited | own, notes
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return read_yaml(path, "the file", may_repeat=True)
+    except SpecError:
+        comment = _COMMENT.search(read_text(path, "the file")) if path.suffix == ".json" else None
+        if comment is None:
+            raise
+        raise SpecError(
+            f"the file has a comment: {comment[0].strip()}",
+            where=str(path),
+            rule="JSON without comments, as DeepSpeed reads it (`json.load`)",
+            way_out="remove the comments",
+        ) from None
 
 
 def _read_toml(path: Path) -> Any:

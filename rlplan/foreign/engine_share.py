@@ -29,6 +29,10 @@ def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
         size = (
             max(0, memory.requested - memory.model_bytes) // memory.pool.bytes_per_block * memory.pool.bytes_per_block
         )
+    if share.is_of_shared_weights and size > 0:
+        # a plan counts the weights in the engine too, so the cache gives way, down to one longest sequence
+        least = math.ceil(size / memory.max_concurrency) + memory.pool.bytes_per_block
+        size = max(size - memory.model_bytes, min(size, least))
     if size <= 0:
         raise NoFeasiblePlanError(
             f"the engine's weights need {format_bytes(memory.model_bytes)} and its passes "

@@ -6,7 +6,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (comm
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from rlplan.foreign.command_lines import (
     read_server,
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
-from rlplan.foreign.python.file import read_python
+from rlplan.foreign.python.file import MAX_NOTEBOOK, read_python
 from rlplan.foreign.python.values import simplify
-from rlplan.foreign.settings import Given, Settings, parse_word, read_flags
+from rlplan.foreign.settings import MAX_SHOWN, Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import (
     SOURCES,
@@ -63,6 +63,8 @@ READ = (*SUFFIXES, *PYTHON)
 """Suffixes of files other than shell scripts that may describe a training."""
 _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SOURCES)})\b", re.MULTILINE)
 """Imports the package of a stack that is started by commands or configuration files."""
+_OPTION = re.compile(r"--[a-z]|\+*[a-z_]\w*(?:\.\w+)+=")
+"""The first word of a command that is an option: `--lr`, `data.train_batch_size=8`."""
 EMITTED = "train"
 """Stem of the file that `rlplan emit --target` writes."""
 PLAN_FILE = "plan.json"
@@ -211,7 +213,7 @@ def _normalize_key(name: str, table: Table) -> str:
 
 def _refuse_launcher(path: Path) -> None:
     """Raises: SpecError for a Python program of a stack that is started by commands or configuration files."""
-    text = read_text(path, "the script")
+    text = read_text(path, "the script", limit=MAX_NOTEBOOK)
     package = _IMPORT.search(text)
     if package is None or re.search(r"\b(trl|unsloth)\b", text):
         return
@@ -280,7 +282,7 @@ def _read_script(
         table = load_table(name)
         for command, at in commands:
             words = tuple(zip(command.words, command.places, strict=True))
-            notes = list(script.notes)
+            notes = [*script.notes, *_list_detached(script.commands)]
             read = read_command(words[at + 1 :], table, path.parent, notes, outside)
             if not read.is_known:
                 continue  # another project's program of that name
@@ -297,8 +299,18 @@ def _read_script(
             entries = read_server(script.commands, table) | entries
             raw = Settings(chosen, str(path), entries, {}, tuple(notes))
             return _settle(raw, command.words, outside), script.names | read.used
-    skipped = [note for note in script.notes if "taken as false" in note]
+    skipped = [*_list_detached(script.commands), *(note for note in script.notes if "taken as false" in note)]
     raise _refuse_without_command(path, script.commands, [*stacks.values()], nearest, skipped)
+
+
+def _list_detached(commands: Iterable[Command]) -> Iterator[str]:
+    """Notes on commands that are only options: the line before them lacks its backslash, or is blank."""
+    for command in commands:
+        if _OPTION.match(command.words[0]):
+            yield (
+                f"{command.places[0]}: {len(command.words)} words from {command.words[0][:MAX_SHOWN]} on are ignored: "
+                "no backslash joins them to the command above, so bash does not pass them"
+            )
 
 
 def _read_before(command: Command, at: int, table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -343,7 +355,7 @@ def _refuse_without_command(
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it reads with --source "
         f"{'|'.join(SOURCES)}; or describe the job: {nearest.command(algorithm=DEFAULT)}"
-        + (f"; or with --set the values that decide it ({skipped[0]})" if skipped else ""),
+        + (f"; or correct the script or --set what decides it ({skipped[0]})" if skipped else ""),
     )
 
 

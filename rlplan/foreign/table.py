@@ -87,11 +87,14 @@ class Row(Spec):
     """Reason of the refusal where the row holds."""
     way_out: str = ""
     """Way out of that refusal."""
-    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share", "count", "names"] = ""
+    convert: Literal[
+        "", "model", "packed", "mebibytes", "gpu_share", "static_share", "shared_share", "count", "names"
+    ] = ""
     """A further conversion.
 
     `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn
-    a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
+    a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), of weights and cache (SGLang), or
+    of an engine that computes with the trainer's weights (Unsloth).
     `count` counts the words of a list, `names` gives the names of layers.
     """
 

@@ -84,3 +84,10 @@ def test_a_file_below_that_is_there_is_no_reason_to_refuse(tmp_path: Path) -> No
     settings = read_source(tmp_path / "job.yaml", None)
     assert settings.value("grpo.num_prompts_per_step") == 96
     assert "defaults" not in settings.entries
+
+
+def test_json_with_comments_is_refused_by_its_comment(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{\n  // sizes\n  "train_batch_size": 8, /* b */ "bf16": {"enabled": true}\n}\n')
+    with pytest.raises(SpecError, match="the file has a comment: // sizes") as caught:
+        read_source(tmp_path / "ds.json", None)
+    assert caught.value.way_out == "remove the comments"

@@ -307,9 +307,32 @@ def test_a_configuration_that_a_command_of_nemo_rl_names_is_read(flag: str, tmp_
 def test_a_configuration_that_is_not_there_is_said_and_upstream_s_own_is_known(
     name: str, notes: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo --config-name={name} trainer.nnodes=2\n")
-    read_notes = read_source(tmp_path / "train.sh", None).notes
-    assert [note.partition(": ")[2] for note in read_notes] == notes
+    path = verl_script(tmp_path, preset=name)
+    assert [note.partition(": ")[2] for note in read_source(path, None).notes] == notes
+
+
+@pytest.mark.parametrize("name", ["mine", "$(find_configuration)"])
+def test_a_command_whose_model_stands_in_a_missing_configuration_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"uv run examples/run_sft.py --config={name} cluster.num_nodes=2\n")
+    with pytest.raises(SpecError, match=r"yaml' was not found"):
+        read_source(tmp_path / "train.sh", None)
+    words = ["policy.model_name=Qwen/Qwen2.5-7B"]
+    assert read_source(tmp_path / "train.sh", None, words).value("policy.model_name") == "Qwen/Qwen2.5-7B"
+
+
+# verl, fully_async_policy/shell/geo3k_qwen25vl_7b_megatron_4_4.sh has such a line
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m/Qwen2.5-7B \\\n\ndata.n=4 \\\n a.b=1\n",
+        "trl grpo --model_name_or_path Qwen/Qwen2.5-7B\n --num_generations 4\n",
+    ],
+)
+def test_options_that_no_backslash_joins_to_their_command_are_noted(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(text)
+    (note,) = read_source(tmp_path / "train.sh", None).notes
+    assert "2 words from" in note
+    assert "bash does not pass them" in note
 
 
 def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ POSITIONAL = {
     "get_peft_model": ("model", "peft_config"),
 }
 """Names of positional arguments. The first one of a configuration is its output folder."""
+_ALIASES = {"UnslothTrainer": "SFTTrainer"}
+"""Trainers of other packages that take what their base class takes. Source: unsloth/trainer.py."""
 _ENDS = ("Config", "Trainer", "TrainingArguments")
 _CLASS_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED_CLASSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_dict")
@@ -182,6 +184,7 @@ class Calls(Values):
 
     def _record(self, name: str, node: ast.Call, own: OwnClass | None = None) -> Made:
         entries = dict(own.defaults) if own else {}
+        name = _ALIASES.get(name, name)
         names: Sequence[str] = POSITIONAL.get(name, ("output_dir",) if name.endswith("Config") else ())
         keys = own.fields if own and own.base == own.name else names
         for key, value in zip(keys, self._evaluate_positional(node), strict=False):

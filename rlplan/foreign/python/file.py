@@ -15,13 +15,15 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
+from rlplan.foreign.python.unsloth import LOADED, WHOLE_MODULES, enlarge_batch, list_defaults, list_keys
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made, simplify
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import list_given_trainers, load_table
 from rlplan.foreign.unknown import is_known, strip_marks
-from rlplan.reading import check_code, read_text
+from rlplan.reading import MAX_SPEC_BYTES, check_code, read_text
 
+MAX_NOTEBOOK = 8 << 20
+"""Size limit of a notebook, which holds images and sounds beside its cells."""
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig, with the names of ModelConfig's flags."""
 _ONLINE = "GRPO"
@@ -33,6 +35,10 @@ _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 _IPYTHON = re.compile(r"^([ \t]*(?:\w+ = )?)[!%](?:.*\\\n)*.*$", re.MULTILINE)
 """Lines that only IPython understands, such as `!pip install`, over all that a backslash continues; they train nothing.
 """
+_STRING = re.compile(r"""\bf(["'])(?!\1\1).*\1""")
+"""An f-string of one line, up to the last of its quotes."""
+MAX_STRINGS = 20
+"""F-strings that are replaced."""
 _OTHER_LANGUAGE = re.compile(r"\s*%%(?!capture\b|time\b|timeit\b|prun\b)\w")
 """The start of a cell that is no Python, such as `%%bash` or `%%writefile`."""
 
@@ -80,9 +86,11 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     if script.spent > MAX_WORK:
         notes.append(f"{path.name} is very long; nothing after the trainer at line {script.followed_to} is read")
     entries = dict(_list_entries(script, trainer, config))
+    if _is_online(trainer) and _has_unsloth(trainer) and (note := enlarge_batch(entries)):
+        notes.append(note)
     if flags is None:
         _check_used(path, unused, {*script.names, *entries})
-    makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
+    makes_grpo = _is_online(trainer)
     has_trainer = trainer is not None or config is not None
     used = frozenset(script.used)
     return PythonScript(entries, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
@@ -91,17 +99,17 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
 def parse_file(path: Path) -> tuple[ast.Module, str]:
     """The syntax tree of a file, and its text. Raises: SpecError for a file that is not Python."""
     try:
-        text = read_text(path, "the script")
-        if path.suffix == ".ipynb":
+        is_notebook = path.suffix == ".ipynb"
+        text = read_text(path, "the script", limit=MAX_NOTEBOOK if is_notebook else MAX_SPEC_BYTES)
+        if is_notebook:
             text = _join_cells(text)
         check_code(path, text)
         try:
-            return ast.parse(text), text
+            return _parse_strings(text)
         except SyntaxError:
             if not _IPYTHON.search(text):
                 raise
-        text = _IPYTHON.sub(_replace_magic, text)
-        return ast.parse(text), text
+        return _parse_strings(_IPYTHON.sub(_replace_magic, text))
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise SpecError(
             f"the script is not Python: {error}",
@@ -109,6 +117,23 @@ def parse_file(path: Path) -> tuple[ast.Module, str]:
             rule="Python 3 or a notebook of it, read and not run",
             way_out="correct that line, or give the shell script or YAML file that starts the training",
         ) from None
+
+
+def _parse_strings(text: str) -> tuple[ast.Module, str]:
+    """The syntax tree of a text, and the text. Raises: SyntaxError.
+
+    Python 3.11 does not read the quotes that PEP 701 allows within an f-string; such a string becomes an unknown value.
+    """
+    for _ in range(MAX_STRINGS):
+        try:
+            return ast.parse(text), text
+        except SyntaxError as error:
+            lines, at = text.split("\n"), (error.lineno or 1) - 1
+            changed = _STRING.sub('f"{_}"', lines[at]) if at < len(lines) and error.msg.startswith("f-string") else ""
+            if not changed or changed == lines[at]:
+                raise
+            text = "\n".join([*lines[:at], changed, *lines[at + 1 :]])
+    return ast.parse(text), text
 
 
 def _join_cells(notebook: str) -> str:
@@ -157,9 +182,6 @@ def _list_not_counted(trainer: Made) -> Iterator[str]:
     named = [reward for reward in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(reward)]
     if named:
         yield f"{len(named)} reward model{'s' * (len(named) > 1)} of reward_funcs, whole on each GPU, not counted"
-    model = trainer.get("model")
-    if is_made(model, LOADED) and model.get("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
-        yield SHARED
     if _is_model(trainer.get("ref_model")):
         yield "the reference model is counted in the policy's shape"
 
@@ -225,6 +247,8 @@ def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> 
         if instance.name == "ModelConfig":
             yield from _flatten_object(instance)
     if config is not None:
+        if _has_unsloth(trainer) and config.name.endswith("Config"):
+            yield from list_defaults(is_online=_is_online(trainer))
         yield from _flatten_object(config)
     if trainer is None:
         for lora in [instance for instance in script.made if instance.name == "LoraConfig"][-1:]:
@@ -238,6 +262,15 @@ def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> 
         yield from _convert_adapters(adapters.value, adapters.place)
 
 
+def _is_online(trainer: Made | None) -> bool:
+    return trainer is not None and trainer.name == f"{_ONLINE}Trainer"
+
+
+def _has_unsloth(trainer: Made | None) -> bool:
+    """Whether a trainer's model is loaded by Unsloth."""
+    return trainer is not None and is_made(trainer.get("model"), LOADED)
+
+
 def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
     """Keys of the trainer's model, which the trainer or the script loads."""
     model = trainer.entries.get("model")
@@ -245,7 +278,7 @@ def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
         return
     yield from _convert_model(model)
     if is_made(model.value, LOADED):
-        yield from list_keys(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
+        yield from list_keys(model.value, is_online=_is_online(trainer))
     if "quantization_config" in trainer.entries and not is_made(model.value, "from_pretrained"):
         yield from _convert_quantization(trainer.entries["quantization_config"])
 
@@ -316,5 +349,8 @@ def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
         usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
         for key, entry in (usual | value.entries).items():
             yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
+        modules = value.get("target_modules")
+        if isinstance(modules, list) and (whole := [name for name in modules if name in WHOLE_MODULES]):
+            yield "lora.modules_to_save", Given(str(whole), place)
     elif not (isinstance(value, str) and strip_marks(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

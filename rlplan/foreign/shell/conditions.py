@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from rlplan.foreign.shell.words import UnknownError, Words, get_text, match_pattern
-from rlplan.foreign.unknown import CLOSE, OPEN, is_known
+from rlplan.foreign.unknown import CLOSE, OPEN, is_known, strip_marks
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -41,6 +41,8 @@ def evaluate_test(node: "Node", words: Words) -> bool | None:
         return _compare(node, sign, words)
     if kind == "unary_expression" and get_text(node.children[0]) in ("-z", "-n"):
         word = " ".join(words.fields(node.children[-1], quoted=True))
+        if not is_known(word) and strip_marks(word) != get_text(node.children[-1]).strip("\"'"):
+            return None  # the value is another program's output
         if get_text(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
             word = ""  # an unset variable is empty
         return bool(word) is (get_text(node.children[0]) == "-n")

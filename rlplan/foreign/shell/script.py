@@ -364,12 +364,12 @@ class _Reader:
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
         if node.named_children and (text := self._here_document(node.named_children[0])) is not None:
-            return text.rstrip("\n")  # $(cat <<EOF)
+            return text.rstrip("\n") if source[2:].split()[:1] == ["cat"] else None
         for command in _find_commands(node):
             argv, _ = self._expand_command(command)
             if argv and argv[0] == "pwd" and words is not None:
                 continue  # cd FOLDER && pwd
-            words = evaluate_path_command(argv, self.words.variables)
+            words = evaluate_path_command(argv, self.words.variables, words)
         return words
 
     def _add_note(self, node: "Node", text: str) -> None:

@@ -6,6 +6,7 @@ stays in the word between two marks (foreign/unknown.py). Nothing is executed.
 
 import fnmatch
 import operator
+import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ CHARACTERS = 64
 MAX_MATCHING, MAX_PATTERN = 1_000_000, 500
 """Characters that are compared with a pattern, counted as often as it may return to them, and length of a pattern."""
 MAX_NUMBER = 1 << 63
+_SUBSTITUTION = re.compile(r"s([#/|,@])([\w /-]+)\1([\w ./-]*)\1(g?)")
+"""A command of `sed` that replaces plain text."""
 Value = str | list[str]
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -313,18 +316,25 @@ def _strip_pattern(value: str, pattern: str, act: str) -> str | None:
     return value
 
 
-def evaluate_path_command(argv: list[str], variables: Mapping[str, Value]) -> str | None:
-    """The output of a command that only splits a path, or of `echo`; None for any other.
+def evaluate_path_command(argv: list[str], variables: Mapping[str, Value], piped: str | None = None) -> str | None:
+    """The output of a command that only splits or edits a path, or of `echo`; None for any other.
 
-    >>> evaluate_path_command(["dirname", "/a/b.sh"], {}), evaluate_path_command(["date"], {})
-    ('/a', None)
+    piped: output of the command before it. A pattern of `sed` is read if it is plain text.
+
+    >>> evaluate_path_command(["basename", "/a/b.sh", ".sh"], {}), evaluate_path_command(["date"], {})
+    ('b', None)
+    >>> evaluate_path_command(["sed", "s#a/b#c#"], {}, "/a/b/d.sh"), evaluate_path_command(["sed", "s/.*/x/"], {}, "a")
+    ('/c/d.sh', None)
     """
     words = [word for word in argv[1:] if not word.startswith("-")]
     if not argv or not all(map(is_known, words)):
         return None
-    if argv[0] in ("dirname", "basename") and len(words) == 1:
-        path = PurePosixPath(words[0])
-        return str(path.parent) if argv[0] == "dirname" else path.name
+    if argv[0] == "dirname" and len(words) == 1:
+        return str(PurePosixPath(words[0]).parent)
+    if argv[0] == "basename" and len(words) in (1, 2):
+        return PurePosixPath(words[0]).name.removesuffix("".join(words[1:]))
+    if argv[0] == "sed" and piped is not None and len(argv) == 2 and (edit := _SUBSTITUTION.fullmatch(words[0])):
+        return _shorten(piped.replace(edit[2], edit[3], -1 if edit[4] else 1))
     if argv[0] in ("realpath", "readlink", "cd") and len(words) == 1:
         return words[0]
     if argv[0] == "echo":

@@ -1,13 +1,19 @@
 """Settings of TRL's trainers in Python scripts, which are followed as far as their text decides, and never run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.foreign.check import Asked, import_job
+from rlplan.foreign.convert import convert
+from rlplan.foreign.engine_share import add_kv_cache
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
+from rlplan.memory.serving.generation import engine_parameter_bytes
+from rlplan.spec.resolved import settle
 
 HEAD = """
 import argparse, os
@@ -320,6 +326,7 @@ def test_what_a_long_script_does_behind_its_trainer_is_not_followed(tmp_path: Pa
     assert any("nothing after the trainer at line 9 is read" in note for note in settings.notes)
 
 
+MODEL = "Qwen/Qwen2.5-3B-Instruct"
 UNSLOTH = (
     "model, tokenizer = FastLanguageModel.from_pretrained(model_name='a/b', max_seq_length=2048{})\n"
     "model = FastLanguageModel.get_peft_model(model, r=8)\n"
@@ -333,11 +340,56 @@ def test_unsloth_s_model_has_a_base_in_4_bits_unless_it_is_told_otherwise(tmp_pa
     assert read(tmp_path, UNSLOTH.format(", load_in_16bit=True") + trainer).value("load_in_4bit") is False
 
 
-def test_unsloth_s_own_engine_is_a_colocated_one_with_a_note(tmp_path: Path) -> None:
-    fast = UNSLOTH.format(", fast_inference=True, gpu_memory_utilization=0.6")
-    settings = read(tmp_path, fast + "GRPOTrainer(model=model, args=GRPOConfig())\n")
+def test_unsloth_s_trainer_is_sft_s_and_layers_that_it_trains_in_full_are_not_counted(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "from unsloth import FastLanguageModel, UnslothTrainer, UnslothTrainingArguments\n"
+        "model = FastLanguageModel.from_pretrained('unsloth/mistral-7b-v0.3', max_seq_length=2048)\n"
+        "model = FastLanguageModel.get_peft_model(model, r=128, target_modules=['q_proj', 'embed_tokens', 'lm_head'])\n"
+        "UnslothTrainer(model, UnslothTrainingArguments(per_device_train_batch_size=2)).train()\n",
+    )
+    assert (settings.value("trainer"), settings.value("per_device_train_batch_size")) == ("sft", 2)
+    assert convert(settings, "1xH100", None).not_counted == ("lora.modules_to_save=['embed_tokens', 'lm_head']",)
+
+
+def test_a_notebook_with_pictures_is_read_and_a_larger_script_is_not(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": HEAD + f"config = GRPOConfig(beta=0.5)\n{END}"}]
+    notebook = {"cells": [*cells, {"cell_type": "markdown", "source": "p" * (2 << 20)}]}
+    (tmp_path / "train.ipynb").write_text(json.dumps(notebook))
+    assert read_source(tmp_path / "train.ipynb", None).value("beta") == 0.5
+    with pytest.raises(SpecError, match="more than 1048576 bytes"):
+        read(tmp_path, "#" * (2 << 20))
+
+
+def test_unsloth_s_own_engine_is_a_colocated_one_whose_weights_are_counted_once(tmp_path: Path) -> None:
+    fast = UNSLOTH.format(", load_in_4bit=False, fast_inference=True, gpu_memory_utilization=0.6")
+    settings = read(tmp_path, fast + "GRPOTrainer(model=model, args=GRPOConfig(bf16=True))\n")
     assert (settings.value("use_vllm"), settings.value("vllm_gpu_memory_utilization")) == (True, 0.6)
-    assert any("counted twice" in note for note in settings.notes)
+    imported, job = import_job(settings, Asked("1xA100", MODEL))
+    assert imported.share is not None
+    apart = add_kv_cache(job, replace(imported.share, is_of_shared_weights=False), settings.table.vllm)
+    weights = engine_parameter_bytes(job.load_model(), 2)
+    assert 0 <= apart.rollout.kv_cache_memory - job.rollout.kv_cache_memory - weights < weights // 50
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("1xT4", "float16"), ("1xL4", "bfloat16")])
+def test_unsloth_trains_and_generates_in_float16_where_a_gpu_has_no_bfloat16(
+    gpu: str, dtype: str, tmp_path: Path
+) -> None:
+    fast = UNSLOTH.format(", fast_inference=True, gpu_memory_utilization=0.6")
+    _, job = import_job(read(tmp_path, fast + "GRPOTrainer(model=model, args=GRPOConfig())\n"), Asked(gpu, MODEL))
+    assert (job.training.dtype, settle(job).rollout.dtype) == (dtype, dtype)
+
+
+def test_unsloth_replaces_defaults_and_raises_the_micro_batch_to_a_group(tmp_path: Path) -> None:
+    """Source: unsloth/models/rl.py, `replacements` and `check_num_generations`."""
+    words = "GRPOConfig(per_device_train_batch_size=1, gradient_accumulation_steps=1, num_generations=6)"
+    settings = read(tmp_path, UNSLOTH.format("") + f"GRPOTrainer(model=model, args={words})\n")
+    keys = {"per_device_train_batch_size": 6, "optim": "adamw_8bit", "beta": 0.001, "loss_type": "bnpo"}
+    assert {key: settings.value(key) for key in keys} == keys
+    assert any("is raised to num_generations = 6" in note for note in settings.notes)
+    whole = read(tmp_path, UNSLOTH.format("") + f"GRPOTrainer(model=model, args={words.replace('=6', '=1')})\n")
+    assert whole.value("per_device_train_batch_size") == 1
 
 
 @pytest.mark.parametrize(
@@ -358,6 +410,12 @@ def test_a_cell_of_another_language_and_a_continued_command_leave_the_rest_as_it
     settings = read_source(notebook, None)
     assert settings.value("beta") == 0.5
     assert settings.notes == ()
+
+
+def test_quotes_within_an_f_string_are_read_on_every_python(tmp_path: Path) -> None:
+    """Gemma3_(4B)-Vision-GRPO.ipynb has them: Python 3.11 refuses what PEP 701 allows."""
+    text = 'd = {\'a\': 1}\nname = (\n    f"{d["a"]} and {d["b"]} "\n    f\'x\'\n)\nconfig = GRPOConfig(beta=0.5)\n'
+    assert read(tmp_path, text + END).value("beta") == 0.5
 
 
 def test_a_game_that_is_played_before_the_training_is_not_followed(tmp_path: Path) -> None:

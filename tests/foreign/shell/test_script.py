@@ -58,6 +58,10 @@ def words(folder: Path, text: str, **variables: str) -> list[str]:
         ("U=$(cat <<'EOF'\nq $A\nEOF\n)\nrun $U", ["q", "$A"]),
         ('if [[ ${1} != "slurm" ]]; then A=1; fi\nrun $A', ["1"]),
         ("docker run --gpus all image sh -lc 'run 1'", ["1"]),
+        (
+            "A=/t/b/x.sh\nrun $(basename $A .sh) $(echo $A | sed 's#/t/b#/c#') $(echo aa|sed s/a/b/g)",
+            ["x", "/c/x.sh", "bb"],
+        ),
     ],
 )
 def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_path: Path) -> None:
@@ -68,6 +72,13 @@ def test_what_only_running_would_tell_stays_in_the_word_by_its_own_text(tmp_path
     result = words(tmp_path, "NOW=$(date +%Y)\nrun name-$NOW $HOME/models $((N * 2))")
     assert [strip_marks(word) for word in result] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
     assert not any(map(is_known, result))
+
+
+def test_the_output_of_a_program_is_not_its_here_document_and_not_empty(tmp_path: Path) -> None:
+    script = read(tmp_path, "A=$(python3 - <<'EOF'\nprint(1)\nEOF\n)\nif [ -n \"$A\" ]; then run 1; fi\nrun $A")
+    (command,) = script.commands
+    assert not is_known(command.words[1])
+    assert script.notes == ['run.sh:5: taken as false, because it is known only at run time: [ -n "$A" ]']
 
 
 def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path: Path) -> None:

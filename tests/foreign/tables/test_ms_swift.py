@@ -259,3 +259,9 @@ def test_a_file_of_megatron_swift_is_not_taken_for_one_of_ms_swift(tmp_path: Pat
     )
     _, job = import_job(read_source(path, None), Asked("4xH100"))
     assert (job.framework, job.backend, job.training.ep) == ("megatron_swift@4.6.0", "megatron", 4)
+
+
+def test_prompts_fill_what_the_engine_s_length_leaves_for_them(tmp_path: Path) -> None:
+    words = "--max_length 4096 --max_completion_length 1024 --per_device_train_batch_size 8 --vllm_max_model_len "
+    work = [import_command(tmp_path, GRPO + words + length)[1].workload for length in ("3072", "8192")]
+    assert [job.max_prompt_len for job in work] == [2048, 4096]

@@ -225,3 +225,12 @@ def test_prompts_are_as_long_as_the_data_s_bound_and_responses_as_what_it_leaves
     """
     result = job(tmp_path, SMALL | {"policy.max_total_sequence_length": 4096} | settings)
     assert (result["workload.max_prompt_len"], result["workload.max_response_len"]) == lengths
+
+
+def test_a_run_that_ends_before_its_warm_up_is_a_job_with_a_note(tmp_path: Path) -> None:
+    """NeMo-RL runs grpo-moonlight-16ba3b-4n8g-megatron.yaml, which warms up over 50 steps, for 30."""
+    warmup = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.scheduler.lr_warmup_iters": 50}
+    path = write_yaml(tmp_path, SMALL | warmup | {"grpo.max_num_steps": 30, "policy.dtensor_cfg.enabled": False})
+    imported, job = import_job(read_source(path, None), Asked("8xH100"))
+    assert job.algorithm.lr_warmup_steps == 29
+    assert any("lasts longer than the run of 30 steps" in note for note in imported.notes)

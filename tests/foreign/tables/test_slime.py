@@ -75,6 +75,8 @@ def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_togethe
         ("/ckpt/Qwen3-4B-INT4/", None),
         ("Qwen/Qwen3-4B", None),
         ("/ckpt/DeepSeek-R1", "fp8"),
+        ("/ckpt/Kimi-K2-Thinking/", "kimi-k2-thinking"),
+        ("/ckpt/Kimi-K2-Thinking-bf16/", None),
         ("/ckpt/DeepSeek-R1-Distill-Qwen-7B", None),
     ],
 )
@@ -85,7 +87,9 @@ def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str 
     imported = convert(read_source(script, None), "H100", None)
     data = flatten_keys(imported.data)
     assert data.get("rollout.quantization") == quantization
-    assert data["policy.path"].endswith(Path(name).name.removesuffix("-FP8").removesuffix("-INT4"))
+    assert data["policy.path"].endswith(
+        Path(name).name.removesuffix("-FP8").removesuffix("-INT4").removesuffix("-bf16")
+    )
     assert any("takes more in the engine" in note for note in imported.notes) is ("INT4" in name)
 
 

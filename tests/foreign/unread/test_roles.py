@@ -56,3 +56,30 @@ def test_nemo_rl_s_critic_is_compared_with_the_policy(tmp_path: Path) -> None:
 def test_a_default_of_megatron_s_own_configuration_is_no_difference(tmp_path: Path) -> None:
     imported = convert(read_source(verl_script(tmp_path, PPO, preset="ppo_megatron_trainer.yaml"), None), "H100", None)
     assert not any("critic.strategy" in note for note in imported.notes)
+
+
+AREAL = {"gconfig.n_samples": 4, "actor.path": "Qwen/Qwen2.5-1.5B", "critic.path": "Qwen/Qwen2.5-1.5B"}
+AREAL |= {
+    "train_dataset.batch_size": 256,
+    "rollout.backend": "sglang:d4",
+    "actor.backend": "megatron:d4",
+    "actor.gradient_checkpointing": True,
+}
+ROLL = {"pretrain": "Qwen/Qwen2.5-7B", "adv_estimator": "gae", "actor_train.device_mapping": "list(range(0,8))"}
+ROLL |= {"actor_infer.device_mapping": "list(range(0,8))", "actor_train.strategy_args.strategy_name": "megatron_train"}
+ROLL |= {"actor_train.training_args.per_device_train_batch_size": 1}
+SIZE = "critic.training_args.per_device_train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("settings", "same", "words"),
+    [
+        (AREAL, {"critic.gradient_checkpointing": True}, "critic.gradient_checkpointing=false (true for the policy)"),
+        (ROLL, {SIZE: 1}, f"{SIZE}=8 (1 for the policy)"),
+    ],
+)
+def test_a_critic_that_inherits_nothing_of_the_policy_s_is_not_counted(
+    settings: dict[str, Any], same: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    asked = [convert(read_source(write_yaml(tmp_path, settings | more), None), "H100", None) for more in ({}, same)]
+    assert [words in imported.not_counted for imported in asked] == [True, False]
