@@ -63,6 +63,9 @@ def _suggest_file(path: Path) -> str:
     except (OSError, ValueError):
         return f"check the path: the folder {path.parent} is missing"
     alike = [name for name in sorted(names) if path.suffix in (".sh", ".py") and name.endswith(path.suffix)]
+    names = [
+        name for name in names if Path(name).suffix.replace(".yml", ".yaml") == path.suffix.replace(".yml", ".yaml")
+    ]
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7) or alike[:1]
     if near:
         return f"did you mean {path.parent / near[0]}? Paths in a job are relative to the job file"

@@ -141,6 +141,7 @@ def _read_options(command: Any, words: list[str]) -> list[str]:
             from rlplan.spec.typed import is_key
 
             key = option[2:].replace("-", "_")
+            key = key if is_key(key) else key.replace("_", ".", 1)  # --rollout-tp
             if not is_key(key):
                 read.append(option + equals + value)
                 continue

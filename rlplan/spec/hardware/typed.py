@@ -41,7 +41,8 @@ _PARTS = ("hosts", "outer", "first", "word", "inner", "name", "last", "plural", 
 """Groups of the expression of one group of GPUs."""
 _VARIANT = re.compile(r"[\s-]*(?:\b|(?<=\d))(ti|super)\b")
 SIZED = re.compile(
-    r"(?<![\w.])(?:(?P<count>\d{1,4}|an?|one|two|four|eight)\s*x?\s+|(?P<times>\d{1,4})\s*x\s*)?"
+    r"(?<![\w.])"
+    r"(?:(?P<count>\d{1,4}|an?|one|two|four|eight)\s*x?\s+|(?P<times>\d{1,4})\s*x\s*)?"
     r"(?P<size>\d{1,3})\s*(?:gi?b?|gig\w*)\b"
     r"(?:\s*(?:of\s+)?(?:v?ram|memory|gpus?|cards?))*"
 )
@@ -94,7 +95,8 @@ def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[st
     hosts = r"(?:nodes?|hosts?|machines?|servers?|box(?:es)?|instances?)"
     return re.compile(
         rf"(?<![\w.])(?:(?P<hosts>{count})\s*(?:x\s*)?{hosts}\s*(?:\b(?:of|with|x|each|having)\b|[x,:])?\s*)?"
-        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*(?!gi?b)[a-z])|\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
+        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*(?!gi?b)[a-z])|"
+        rf"\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
         rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
         rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
         rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
