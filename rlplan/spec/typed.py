@@ -167,11 +167,11 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     missing = {"hardware": USUAL, "policy": USUAL_MODEL}
     for key in missing:
         if key not in reading.keys and not any(word.startswith(f"{key}.") for word in reading.overrides):
-            raise _ask_for(key, Reading(missing | reading.keys, reading.overrides), normalize(rest), verb)
+            raise _refuse_open_question(key, Reading(missing | reading.keys, reading.overrides), normalize(rest), verb)
     return reading
 
 
-def _ask_for(key: str, whole: Reading, text: str, verb: str) -> SpecError:
+def _refuse_open_question(key: str, whole: Reading, text: str, verb: str) -> SpecError:
     """The question back for GPUs or a model. whole: the question with the usual ones. text: the question as typed."""
     way_out = f"rlplan {verb} {whole.command}"
     if key == "hardware" and _CHEAPEST.search(text) and verb == "estimate":
@@ -235,7 +235,7 @@ def list_frameworks() -> dict[str, str]:
     """Frameworks by every spelling: `prime-rl`, `prime rl`, `primerl`."""
     names = [name for name in NAMES if name not in ("vllm", "deepspeed")]
     spelt = {name.replace("_", sign): name.replace("_", "-") for name in names for sign in ("_", "-", " ", "")}
-    return load_words()["frameworks"] | spelt
+    return {**load_words()["frameworks"], **spelt}
 
 
 def _set_model(reading: Reading, name: str, where: str) -> None:
@@ -421,12 +421,12 @@ def _read_sentence(reading: Reading, text: str, verb: str) -> None:
         break
     text = _take_gpus(reading, normalize(text), verb)
     for pattern, role in _ROLES:
-        if match := pattern.search(text):
-            reading.overrides.append(f"roles.{role}.path={read_model(match[1], WHERE, reading.assumed)}")
-            text = f"{text[: match.start()]}{_GAP}{text[match.end() :]}"
-    if match := _SPLIT.search(text):  # `6 train 2 rollout`
-        reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={match[2]}"]
-    text = _MONEY.sub(_GAP, text.replace(match[0], _GAP) if match else text)
+        if beside := pattern.search(text):
+            reading.overrides.append(f"roles.{role}.path={read_model(beside[1], WHERE, reading.assumed)}")
+            text = f"{text[: beside.start()]}{_GAP}{text[beside.end() :]}"
+    if split := _SPLIT.search(text):  # `6 train 2 rollout`
+        reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={split[2]}"]
+    text = _MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text)
     text = _take_adapters(reading, text)
     for pattern, key in _compile_numbers():
         text = _take_number(reading, text, pattern, key)
