@@ -43,7 +43,7 @@ def open_regular(path: Path, what: str) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - Path.open takes no opener
     except FileNotFoundError:
-        way_out = _suggest_file(path)
+        way_out = _suggest_file(path, what)
         raise _error(path, f"{what} is missing", "the file must exist", way_out) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
         raise describe_read_error(path, what, error) from None
@@ -56,7 +56,7 @@ def open_regular(path: Path, what: str) -> Iterator[BinaryIO]:
             raise describe_read_error(path, what, error) from None
 
 
-def _suggest_file(path: Path) -> str:
+def _suggest_file(path: Path, what: str) -> str:
     """The way out for a missing file: the nearest name in its folder."""
     try:
         names = [entry.name for _, entry in zip(range(MAX_NAMES), path.parent.iterdir(), strict=False)]
@@ -69,8 +69,8 @@ def _suggest_file(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7) or alike[:1]
     if near:
         return f"did you mean {path.parent / near[0]}? Paths in a job are relative to the job file"
-    writes = f"; `rlplan init {path}` writes a job" if path.suffix in (".yaml", ".yml") else ""
-    return f"check the path{writes}; without a file: rlplan qwen3 8b grpo on 8xH100"
+    writes = f"; `rlplan init {path}` writes a job" if what == "the job file" else ""
+    return f"check the path; paths in a job are relative to the job file{writes}"
 
 
 @contextmanager

@@ -106,7 +106,12 @@ class _Root(TyperGroup):
         meant = OTHER_WORDS.get(" ".join(args[:2])) or OTHER_WORDS.get(args[0])
         args = [*meant, *args[1 + (" ".join(args[:2]) in OTHER_WORDS) :]] if meant else args
         name, command, rest = super().resolve_command(ctx, [*choose_command(args[0]), *args])
-        if isinstance(command, TyperGroup) and rest and not rest[0].startswith("-") and rest[0] not in command.commands:
+        if (
+            isinstance(command, TyperGroup)
+            and rest
+            and rest[0][0] != "-"
+            and not did_you_mean(rest[0], command.commands)
+        ):
             rest = ["show", *rest]  # `rlplan profiles h100`
         return name, command, _read_options(command, rest)
 
@@ -138,11 +143,11 @@ def _read_options(command: Any, words: list[str]) -> list[str]:
         elif option == "--set" and rest:
             continue  # its value is an override
         else:
-            from rlplan.spec.typed import is_key
+            from rlplan.spec.typed_words import is_key
 
             key = option[2:].replace("-", "_")
             key = key if is_key(key) else key.replace("_", ".", 1)  # --rollout-tp
-            if not is_key(key):
+            if not is_key(key) or key == "output":  # a file elsewhere, tokens in a question
                 read.append(option + equals + value)
                 continue
             read.append(f"{key}={value or (rest.pop(0) if rest and not rest[0].startswith('-') else 'true')}")
@@ -161,7 +166,7 @@ def choose_command(word: str) -> list[str]:
         from rlplan.sources import is_foreign
 
         return ["check" if is_foreign(Path(word)) else "explain" if is_run_folder(Path(word)) else "estimate"]
-    from rlplan.spec.typed import load_words
+    from rlplan.spec.typed_words import load_words
 
     is_typo = word.isalpha() and word not in load_words()["settings"] and did_you_mean(word, COMMANDS)
     return [] if is_typo else ["estimate"]
@@ -287,8 +292,6 @@ def _disk_error(error: Exception) -> RlplanError | None:
 
 def _suggest_usage(message: str, path: str) -> str:
     """Suggest a corrected command line."""
-    if "No such option: --set" in message:
-        return "write overrides without --set: seed=1"
     option = re.search(r"No such option: (--?[\w.-]+)", message)
     if message.startswith("Missing option '--out'"):
         return shlex.join(["rlplan", *sys.argv[1:], "-o", "bundle" if path.endswith("emit") else "out"])

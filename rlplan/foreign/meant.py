@@ -18,7 +18,7 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.typed import load_words
+from rlplan.spec.typed_words import load_words
 
 SHARED = (
     *("num_gpus", "num_nodes", "nodes", "train", "train_file", "train_data", "dataset", "train_files", "val"),

@@ -13,13 +13,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, SpecError, did_you_mean
-from rlplan.frameworks.profile import NAMES, UnknownFrameworkError, split_label
+from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import read_json, shorten_value
+from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile, get_gpu
 from rlplan.spec.hardware.profile import NodeProfile
@@ -37,6 +36,7 @@ from rlplan.spec.hardware.typed import (
 from rlplan.spec.models.catalogue import find_model, find_model_path
 from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
+from rlplan.spec.typed_words import find_leaf, list_frameworks, list_keys, load_words, read_algorithm
 from rlplan.units import parse_tokens
 from rlplan.vocabulary import Dtype
 
@@ -124,13 +124,6 @@ class Reading:
         return [*options, *self.overrides]
 
 
-@cache
-def load_words() -> dict[str, Any]:
-    """The tables of typed.json."""
-    data: dict[str, Any] = read_json(Path(__file__).with_suffix(".json"), "the words")
-    return data
-
-
 def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str, str | None] | None = None) -> Reading:
     """Read words without a file. named: values of options, by job key. Raises: SpecError with a corrected command.
 
@@ -141,7 +134,7 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     # a quoted sentence may hold overrides, and an override may hold spaces
     words = [part for word in words for part in ([word] if _OVERRIDE.fullmatch(word) else word.split())]
     for place in [place for place, word in enumerate(words[:-1]) if re.fullmatch(r"[a-z_]+(?:\.[a-z_]+)+", word)]:
-        if words[place] in _list_keys():  # `rollout.tp 4`
+        if words[place] in list_keys():  # `rollout.tp 4`
             words[place : place + 2] = [f"{words[place]}={words[place + 1]}", ""]
     overrides = list(filter(_OVERRIDE.fullmatch, words))
     rest = " ".join(word for word in words if word not in overrides)
@@ -158,7 +151,8 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
         if instead is None:
             raise
         others = {key: value for key, value in (named or {}).items() if value and key != instead}
-        whole = Reading({instead: error.way_out.rpartition(" ")[2]} | others, reading.overrides)
+        near = re.search(r"(?:--model |framework=)([^\s,]+)", error.way_out)
+        whole = Reading({instead: near[1] if near else USUAL_MODEL} | others, reading.overrides)
         _read_sentence(whole, rest, verb)
         whole.keys = {"policy": USUAL_MODEL, "hardware": USUAL} | whole.keys
         way_out = f"rlplan {verb} {whole.command}"
@@ -225,17 +219,9 @@ def set_named(reading: Reading, key: str, value: str) -> None:
         try:
             _ = label == "auto" or split_label(label)
         except UnknownFrameworkError as error:
-            rule, way_out = "a framework with a profile, or auto", f"--for {error.instead}"
-            raise SpecError(str(error), where="--for", rule=rule, way_out=way_out) from None
+            way_out = f"write framework={error.instead}, or framework=auto"
+            raise SpecError(f"framework is '{value}'", where="--for", rule=str(error), way_out=way_out) from None
         reading.keys[key] = label
-
-
-@cache
-def list_frameworks() -> dict[str, str]:
-    """Frameworks by every spelling: `prime-rl`, `prime rl`, `primerl`."""
-    names = [name for name in NAMES if name not in ("vllm", "deepspeed")]
-    spelt = {name.replace("_", sign): name.replace("_", "-") for name in names for sign in ("_", "-", " ", "")}
-    return {**load_words()["frameworks"], **spelt}
 
 
 def _set_model(reading: Reading, name: str, where: str) -> None:
@@ -243,17 +229,6 @@ def _set_model(reading: Reading, name: str, where: str) -> None:
     reading.keys["policy"] = read_model(name, where, reading.assumed)
     if reading.assumed and reading.assumed[-1].endswith(QLORA):
         add_override(reading, f"qlora={LORA_RANK}")
-
-
-def read_algorithm(name: str) -> str:
-    """The algorithm of a name in any spelling; an unknown name unchanged, for the job to refuse.
-
-    >>> read_algorithm("GRPO"), read_algorithm("Dr. GRPO"), read_algorithm("fine-tuning")
-    ('grpo', 'dr_grpo', 'sft')
-    """
-    low = " ".join(name.lower().split())
-    spelt = {known.replace("_", " "): known for known in ALGORITHMS}
-    return load_words()["algorithms"].get(low) or spelt.get(re.sub(r"[-_\s]+", " ", low), name)
 
 
 def read_model(name: str, where: str, assumed: list[str]) -> str:
@@ -343,7 +318,7 @@ def add_override(reading: Reading, word: str) -> None:
     short = typed.lower().lstrip("+-").replace("-", "_")
     key = load_words()["keys"].get(short, typed) if "." not in typed else typed
     if key == typed and "." not in typed and value[:1] not in ("{", "["):  # `placement={...}` is a part of a job
-        key = _find_leaf(short) or typed
+        key = find_leaf(short) or typed
     if key in ("policy", "hardware", "algorithm", "framework") and value[:1] not in "{[":
         set_named(reading, key, value.strip("\"'"))
     elif key in ("training.lora", "qlora"):
@@ -368,33 +343,6 @@ def add_override(reading: Reading, word: str) -> None:
         if key == "workload.num_prompts_per_step" and "batch" in short:
             reading.assumed.append(f"{typed} counts prompts per step")
         reading.overrides.append(f"{key}={value}")
-
-
-@cache
-def _list_keys() -> frozenset[str]:
-    from rlplan.spec.files.job_schema import job_keys
-
-    return frozenset(job_keys())
-
-
-@cache
-def _list_leaves() -> dict[str, list[str]]:
-    leaves: dict[str, list[str]] = {}
-    for key in sorted(_list_keys()):
-        if not key.startswith(("scoring.", "roles.")):
-            leaves.setdefault(key.rpartition(".")[2], []).append(key)
-    return leaves
-
-
-def is_key(word: str) -> bool:
-    """Whether a word is a key of a job, dotted or short: `rollout.tp`, `lora_r`, `tp`."""
-    return word in load_words()["keys"] or word in _list_keys() or bool(_find_leaf(word))
-
-
-def _find_leaf(word: str) -> str:
-    """The only dotted key that ends with a word; empty if there are none or several."""
-    keys = _list_leaves().get(word, [])
-    return keys[0] if len(keys) == 1 else ""
 
 
 def _set_context(reading: Reading, value: str) -> None:

@@ -64,6 +64,8 @@ def test_a_whole_configuration_is_sent_to_import() -> None:
     ("override", "new"),
     [
         ("workload.num_prompt_per_step=8", "workload.num_prompts_per_step=8"),
+        ("modle=Qwen/Qwen3-4B", "policy=Qwen/Qwen3-4B for modle"),
+        ("polcy.path=Qwen/Qwen3-4B", "policy.path=Qwen/Qwen3-4B for polcy.path"),
         ("algorithm=gpro", "algorithm.name=grpo"),
         ("placement.placement=colocatd", "placement.placement=colocated"),
     ],

@@ -168,7 +168,7 @@ class _Question:
         return self.outcomes[value]
 
     def name(self, value: int) -> int | str:
-        """The value as it is typed: a model is counted by its place in the ladder, from 1."""
+        """The value of an override: a model is counted by its place in the ladder, from 1."""
         return LADDER[value - 1] if self.key == KEYS["model"] else value
 
     def fits(self, value: int) -> bool:
