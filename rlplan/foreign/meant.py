@@ -77,9 +77,11 @@ def add_hint(error: MisspeltError) -> SpecError:
 
 def _find_nearest(key: str, assignment: str) -> str:
     """The way out for a misspelt key: the nearest dotted key, part or short word; empty if none is near."""
-    words = {**dict.fromkeys((*job_keys(), *JobSpec.model_fields)), **load_words()["keys"]}
-    near = difflib.get_close_matches(key, words, n=1, cutoff=NEAR)
-    return f"write {words[near[0]] or near[0]}{assignment} for {key}" if near else ""
+    leaves = {word.rpartition(".")[2]: word for word in job_keys() if not word.startswith(("scoring.", "roles."))}
+    for words in ({**dict.fromkeys((*job_keys(), *JobSpec.model_fields)), **load_words()["keys"]}, leaves):
+        if near := difflib.get_close_matches(key, words, n=1, cutoff=NEAR):
+            return f"write {words[near[0]] or near[0]}{assignment} for {key}"
+    return ""
 
 
 def _find_misplaced(key: str, assignment: str) -> str:
