@@ -6,6 +6,7 @@ process, and those of the kernel below /proc and /sys.
 A pipe or a device is refused before it is read: it may have no end, and opening a pipe may wait for a writer forever.
 """
 
+import difflib
 import errno
 import json
 import os
@@ -21,6 +22,8 @@ MAX_SPEC_BYTES = 1 << 20
 """Size limit of a job or profile: larger files are a mistake or an attack."""
 MAX_CODE = 400_000
 """Characters of a program that is parsed. 300,000 of chained calls took 116 MB as a syntax tree."""
+MAX_NAMES = 1000
+"""Most names of a folder among which a missing file is looked up."""
 MAX_LINE_BYTES = 1 << 24
 MAX_JSON_VALUES = 4_000_000
 """Limit on JSON values in one text, estimated by its commas and opening brackets. Each takes up to 92 bytes as a Python
@@ -40,7 +43,7 @@ def open_regular(path: Path, what: str) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - Path.open takes no opener
     except FileNotFoundError:
-        way_out = "check the path; paths in a job are relative to the job file"
+        way_out = _suggest_file(path, what)
         raise _error(path, f"{what} is missing", "the file must exist", way_out) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
         raise describe_read_error(path, what, error) from None
@@ -51,6 +54,23 @@ def open_regular(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
         except OSError as error:
             raise describe_read_error(path, what, error) from None
+
+
+def _suggest_file(path: Path, what: str) -> str:
+    """The way out for a missing file: the nearest name in its folder."""
+    try:
+        names = [entry.name for _, entry in zip(range(MAX_NAMES), path.parent.iterdir(), strict=False)]
+    except (OSError, ValueError):
+        return f"check the path: the folder {path.parent} is missing"
+    alike = [name for name in sorted(names) if path.suffix in (".sh", ".py") and name.endswith(path.suffix)]
+    names = [
+        name for name in names if Path(name).suffix.replace(".yml", ".yaml") == path.suffix.replace(".yml", ".yaml")
+    ]
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7) or alike[:1]
+    if near:
+        return f"did you mean {path.parent / near[0]}? Paths in a job are relative to the job file"
+    writes = f"; `rlplan init {path}` writes a job" if what == "the job file" else ""
+    return f"check the path; paths in a job are relative to the job file{writes}"
 
 
 @contextmanager

@@ -235,8 +235,8 @@ class SolveResult(PlannedResult):
     """Value, the limit that the next value breaks, and all values that were tried."""
 
     @property
-    def value(self) -> int:
-        """The largest value that fits."""
+    def value(self) -> int | str:
+        """The largest value that fits; a model's id for `policy`."""
         return self.solution.value
 
     def rows(self) -> list[dict[str, Any]]:

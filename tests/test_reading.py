@@ -78,3 +78,11 @@ def test_json_of_too_many_values_is_refused_before_it_is_parsed() -> None:
     check_values("[" + "1," * (MAX_JSON_VALUES - 1))
     with pytest.raises(ValueError, match="more than 4000000 values"):
         check_values("[" + "1," * MAX_JSON_VALUES)
+
+
+def test_a_missing_file_is_answered_with_the_nearest_one_of_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    for name in ("jobb.yaml", "job.yml"):
+        with pytest.raises(SpecError, match="is missing") as caught:
+            read_text(tmp_path / name, "the job file")
+        assert str(tmp_path / "job.yaml") in caught.value.way_out

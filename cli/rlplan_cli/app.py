@@ -59,6 +59,18 @@ def _load_command(name: str) -> Any:
     return command
 
 
+OTHER_WORDS = {
+    **dict.fromkeys(("gpus", "hardware", "list gpus", "list hardware", "list"), ("profiles", "list")),
+    **dict.fromkeys(("models", "list models"), ("profiles", "models")),
+    "profile": ("profiles",),
+}
+"""First words that people type, and the command that each means."""
+
+
+MOST_FILES = 50
+"""Most files of the working folder that a way out considers."""
+
+
 class _PipeError(Exception):
     """Replaces BrokenPipeError, for which typer would exit with 1; that code means that nothing fits."""
 
@@ -87,7 +99,21 @@ class _Root(TyperGroup):
         if args == ["help"]:
             typer.echo(ctx.get_help())
             raise typer.Exit
-        return super().resolve_command(ctx, [*choose_command(args[0]), *args])
+        if (args[0] == "help" and args[1] in COMMANDS) or (args[0] in COMMANDS and args[1:] == ["help"]):
+            args = [*(word for word in args[:2] if word != "help"), "--help"]
+        if args == ["version"]:
+            _show_version(is_asked=True)
+        meant = OTHER_WORDS.get(" ".join(args[:2])) or OTHER_WORDS.get(args[0])
+        args = [*meant, *args[1 + (" ".join(args[:2]) in OTHER_WORDS) :]] if meant else args
+        name, command, rest = super().resolve_command(ctx, [*choose_command(args[0]), *args])
+        if (
+            isinstance(command, TyperGroup)
+            and rest
+            and rest[0][0] != "-"
+            and not did_you_mean(rest[0], command.commands)
+        ):
+            rest = ["show", *rest]  # `rlplan profiles h100`
+        return name, command, _read_options(command, rest)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """Read a command line, and print the help."""
@@ -104,6 +130,30 @@ class _Root(TyperGroup):
             formatter.write_dl([(name, about["help"]) for name, about in COMMANDS.items()])
 
 
+def _read_options(command: Any, words: list[str]) -> list[str]:
+    """Words behind a command with options that only name a key of a job, `--lora-r 16`, as overrides: `lora_r=16`."""
+    if not any(parameter.name == "overrides" for parameter in command.params):
+        return words
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    read, rest = list[str](), list(words)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if not option.startswith("--") or option in known | {"--", "--help"}:
+            read.append(option + equals + value)
+        elif option == "--set" and rest:
+            continue  # its value is an override
+        else:
+            from rlplan.spec.typed_words import is_key
+
+            key = option[2:].replace("-", "_")
+            key = key if is_key(key) else key.replace("_", ".", 1)  # --rollout-tp
+            if not is_key(key) or key == "output":  # a file elsewhere, tokens in a question
+                read.append(option + equals + value)
+                continue
+            read.append(f"{key}={value or (rest.pop(0) if rest and not rest[0].startswith('-') else 'true')}")
+    return read
+
+
 def choose_command(word: str) -> list[str]:
     """Choose the command for a first word that is none; empty for a typo.
 
@@ -116,7 +166,7 @@ def choose_command(word: str) -> list[str]:
         from rlplan.sources import is_foreign
 
         return ["check" if is_foreign(Path(word)) else "explain" if is_run_folder(Path(word)) else "estimate"]
-    from rlplan.spec.typed import load_words
+    from rlplan.spec.typed_words import load_words
 
     is_typo = word.isalpha() and word not in load_words()["settings"] and did_you_mean(word, COMMANDS)
     return [] if is_typo else ["estimate"]
@@ -141,7 +191,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback()
 def rlplan(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere on the line.")
@@ -242,8 +292,11 @@ def _disk_error(error: Exception) -> RlplanError | None:
 
 def _suggest_usage(message: str, path: str) -> str:
     """Suggest a corrected command line."""
-    if "No such option: --set" in message:
-        return "write overrides without --set: seed=1"
+    option = re.search(r"No such option: (--?[\w.-]+)", message)
+    if message.startswith("Missing option '--out'"):
+        return shlex.join(["rlplan", *sys.argv[1:], "-o", "bundle" if path.endswith("emit") else "out"])
+    if option and (possible := re.search(r"Possible options: (--\S*?)[,)]", message)):
+        return shlex.join(["rlplan", *(possible[1] if word == option[1] else word for word in sys.argv[1:])])
     option = re.search(r"No such option: --([\w.-]+)", message)
     if option and path == "rlplan":
         return shlex.join(["rlplan", "estimate", *sys.argv[1:]])
@@ -254,8 +307,29 @@ def _suggest_usage(message: str, path: str) -> str:
             return f"write keys of a job without dashes: {option[1]}={value}"
     if near := re.search(r"No such command '.*?'\. Did you mean '([^']+)'", message):
         return shlex.join([*path.split(), near[1], *sys.argv[1 + len(path.split()) :]])
-    examples = COMMANDS.get(path.rpartition(" ")[2], {}).get("examples")
-    return f"for example: {examples[0]}" if examples else f"`{path} --help` shows what can be typed"
+    command = path.rpartition(" ")[2]
+    examples = COMMANDS.get(command, {}).get("examples") or [f"{path} --help"]
+    if present := _find_sources(command):
+        return shlex.join(["rlplan", command, *present])
+    return f"for example: {next(filter(_has_files, examples), examples[0])}"
+
+
+def _has_files(example: str) -> bool:
+    """Whether every file that an example names exists."""
+    return all(Path(word).exists() for word in shlex.split(example) if re.search(r"\.\w{2,5}$|/\d", word))
+
+
+def _find_sources(command: str) -> list[str]:
+    """Words for a command without its file, if the working folder has one."""
+    from rlplan.sources import is_foreign
+
+    endings = {"check": ".sh .py .yaml .yml .toml", "import": ".sh .py .yaml .yml .toml", "emit": ".json .yaml"}
+    endings |= {"report": ".json .yaml"}
+    for path in sorted(Path().iterdir())[:MOST_FILES] if command in endings else ():
+        if path.suffix in endings[command].split() and is_foreign(path) == (command in ("check", "import")):
+            ends = {"check": ["--gpus", "8xH100"], "import": ["--gpus", "8xH100"], "emit": ["-o", "bundle"]}
+            return [path.name, *ends.get(command, [])]
+    return []
 
 
 def _show_usage(error: typer.TyperException) -> int:

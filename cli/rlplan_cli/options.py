@@ -25,14 +25,17 @@ Source = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="A hub id, a model folder or a config.json.", autocompletion=completion.models)
+    str | None,
+    typer.Option("--model", "-m", help="A hub id, a model folder or a config.json.", autocompletion=completion.models),
 ]
 AlgorithmName = Annotated[
     str | None, typer.Option("--algorithm", help="grpo (default), ppo, dpo ...", autocompletion=completion.algorithms)
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option("--gpus", "--hardware", help="The GPUs, such as 8xH100, or cpu.", autocompletion=completion.gpus),
+    typer.Option(
+        "--gpus", "--hardware", "-g", help="The GPUs, such as 8xH100, or cpu.", autocompletion=completion.gpus
+    ),
 ]
 Framework = Annotated[
     str | None,

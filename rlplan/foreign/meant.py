@@ -4,6 +4,7 @@ The hints come from the same rows that import reads. In: a refused key, or a ref
 with a way out in rlplan's keys. Left out: misspelt keys (spec/base.py).
 """
 
+import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +18,7 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.typed import load_words
+from rlplan.spec.typed_words import load_words
 
 SHARED = (
     *("num_gpus", "num_nodes", "nodes", "train", "train_file", "train_data", "dataset", "train_files", "val"),
@@ -25,6 +26,8 @@ SHARED = (
     *("group_size", "evaluate", "eval_steps", "eval_every", "deepspeed", "offload", "save_steps", "save_every"),
 )
 """Words whose keys are the same in a job file and in a question (spec/typed.json)."""
+NEAR = 0.78
+"""Least similarity of a misspelt key."""
 MAX_MEANT = 3
 """Keys that one hint may list."""
 
@@ -54,17 +57,31 @@ class _Hint(NamedTuple):
 
 def add_hint(error: MisspeltError) -> SpecError:
     """The refusal with rlplan's key in its way out, where a stack has the refused word."""
-    nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _find_misplaced(error.key.replace("-", "_"), error.value_text) if error.word is None else ""
+    key = error.key.replace("-", "_")
+    nearest = min(_find_hints(key, error.word), default=None)
+    way_out = _find_misplaced(key, error.value_text) if error.word is None else ""
+    if error.word is None and not way_out and key in ("model", "gpus", "gpu"):
+        way_out = f"write {load_words()['keys'][key]}{error.value_text} for {key}"
     if error.word is None and not way_out and (nearest is None or nearest.distance):
         words = _read_common()
-        common = words.get(error.key.rpartition(".")[2]) or (not nearest and words.get(error.key.partition(".")[0]))
+        common = words.get(key.rpartition(".")[2]) or (not nearest and words.get(key.partition(".")[0]))
         way_out = f"write {common}" if common else ""
+    if not way_out and nearest is None and error.word is None and "Did you mean" not in error.rule:
+        way_out = _find_nearest(key, error.value_text)
     if not way_out and nearest is None:
         return error
     return SpecError(
         error.what, where=error.where, rule=error.rule, way_out=way_out or (nearest.text if nearest else "")
     )
+
+
+def _find_nearest(key: str, assignment: str) -> str:
+    """The way out for a misspelt key: the nearest dotted key, part or short word; empty if none is near."""
+    leaves = {word.rpartition(".")[2]: word for word in job_keys() if not word.startswith(("scoring.", "roles."))}
+    for words in ({**dict.fromkeys((*job_keys(), *JobSpec.model_fields)), **load_words()["keys"]}, leaves):
+        if near := difflib.get_close_matches(key, words, n=1, cutoff=NEAR):
+            return f"write {words[near[0]] or near[0]}{assignment} for {key}"
+    return ""
 
 
 def _find_misplaced(key: str, assignment: str) -> str:
@@ -127,7 +144,7 @@ def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[tup
         text += " (" + ", ".join(f"{theirs} is {format_value(value)}" for theirs, value in row.map.items()) + ")"
     if row.key in (key, rest):
         yield elsewhere, others, text
-    elif row.key.rpartition(".")[2] == rest:
+    elif row.key.rpartition(".")[2] == rest and (not part or part in JobSpec.model_fields or part in table.roots):
         yield 1 + elsewhere, others, text
     elif row.map is not None and key in row.map:
         yield 4, others, f"write {ours}={format_value(row.map[key])} for {row.key}={key} of {table.title}"

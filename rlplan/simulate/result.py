@@ -23,6 +23,8 @@ class GroupUse:
     busy_s: float
     """Seconds that its devices worked, averaged over them; the other seconds are bubbles."""
     bubble_s: float
+    capacity_bytes: int | None = None
+    """Memory of each of its devices; None without a plan."""
 
     @property
     def utilisation(self) -> float:

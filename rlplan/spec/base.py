@@ -125,14 +125,15 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
     is_key = first["type"] == "extra_forbidden"
-    value_text = _value_as_typed(first["input"])
+    leaf, value = _find_leaf(path, first["input"]) if is_key else (path, first["input"])
+    value_text = _value_as_typed(value)
     if near := re.search(r"Did you mean '([^']*)'\?$", rule):
         parent, dot, _ = path.rpartition(".")
-        meant = f"{parent}{dot}{near[1]}{value_text}" if is_key else f"{path}={near[1]}"
+        meant = f"{parent}{dot}{near[1]}{leaf.removeprefix(path)}{value_text}" if is_key else f"{path}={near[1]}"
         way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
     way_out = suggest_example(kind, first, path, near[1] if near else "") or way_out
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
-    misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
+    misspelt.key, misspelt.word = leaf, None
     misspelt.value_text = value_text
     if not is_key and isinstance(first["input"], str):
         misspelt.word = first["input"]
@@ -155,12 +156,12 @@ def _value_as_typed(value: Any) -> str:
     return f"={text}" if 0 < len(text) <= MAX_KEY else ""
 
 
-def _leaf(path: str, value: Any) -> str:
-    """The dotted path of the first value below a path."""
+def _find_leaf(path: str, value: Any) -> tuple[str, Any]:
+    """(dotted path, value) of the first value below a path."""
     while isinstance(value, dict) and value:
         key, value = next(iter(value.items()))
         path = f"{path}.{key}"
-    return path
+    return path, value
 
 
 def _rule(error: ErrorDetails) -> str:

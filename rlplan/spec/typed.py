@@ -13,19 +13,30 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, SpecError, did_you_mean
+from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 from rlplan.spec.algorithms import ALGORITHMS
-from rlplan.spec.base import read_json, shorten_value
+from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile, get_gpu
 from rlplan.spec.hardware.profile import NodeProfile
-from rlplan.spec.hardware.typed import USUAL, find_group, has_count, is_cpu_text, is_hardware, load_machines, normalize
+from rlplan.spec.hardware.typed import (
+    SIZED,
+    USUAL,
+    find_group,
+    has_count,
+    is_cpu_text,
+    is_hardware,
+    load_machines,
+    normalize,
+    parse_pools,
+)
 from rlplan.spec.models.catalogue import find_model, find_model_path
 from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
+from rlplan.spec.typed_words import find_leaf, list_frameworks, list_keys, load_words, read_algorithm
 from rlplan.units import parse_tokens
 from rlplan.vocabulary import Dtype
 
@@ -51,10 +62,41 @@ _NO_KIND = re.compile(
 """GPUs whose kind is missing or unknown."""
 _OVERRIDE = re.compile(r"[\w.+-]+\s*=\s*(?:\S*|[{\[\"'].*)", re.DOTALL)
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
-_ID = re.compile(r"(?<!\S)[\w.~-]*/[\w./-]+(?!\S)")
-_HOW_MANY = re.compile(r"\bhow many\b")
+_ID = re.compile(r"(?<!\S)(?:[.~][\w.~-]*|[A-Za-z][\w.-]+)?/(?=[\w.-]{2})[\w./-]+(?!\S)")
+_HOW_MANY = re.compile(
+    r"\b(?:how many|how much (?:gpu )?(?:v?ram|memory)|"
+    r"(?:v?ram|memory|gpus?|hardware) (?:\w+ )?(?:need(?:ed)?|required?|requirements?)"
+    r"|(?:fewest|least|minimum|min)(?: number of)?(?= gpus?\b))"
+)
+"""Questions for the number of GPUs."""
+_CHEAPEST = re.compile(r"\b(?:cheap(?:est)?|budget|dollars|(?:which|what|best) (?:gpus?|hardware|cluster))\b|\$")
+"""Questions for the kind of GPUs, which `compare` answers."""
+_WHICH_MODEL = re.compile(
+    r"\b(?:how (?:big|large)|(?:biggest|largest|max(?:imum)?|best|what|which)(?: size)?) "
+    r"(?:\w+ ){0,3}?(?:models?|llms?)\b"
+)
+"""Questions for the model, which `solve model` answers."""
+_MODEL_WORDS = r"(\S+(?:\s\d[\d.]*b\b)?)"
+_ROLES = (
+    (re.compile(rf"\bteacher(?: model)?(?: is|:|=)?\s+{_MODEL_WORDS}"), "teacher"),
+    (re.compile(rf"\bdistill?(?:ing)?\s+(?:from )?{_MODEL_WORDS} (?:in)?to\b"), "teacher"),
+    (re.compile(rf"\bwith (?:an? |the )?{_MODEL_WORDS} (?:reward model|rm)\b"), "reward"),
+)
+"""Models beside the policy."""
+_SPLIT = re.compile(
+    r"(?<!\S)(\d+)\s*(?:gpus?\s*)?(?:for\s+)?train\w*\W+(?:and\s+)?(\d+)\s*(?:gpus?\s*)?(?:for\s+)?"
+    r"(?:rollouts?|generat\w+|inference)\b"
+)
+_MONEY = re.compile(
+    r"(?:\$\s?\d[\d,.]*k?|\b\d[\d,.]*k?\s*(?:dollars?|usd|bucks))(?:\s*(?:/|per|an)\s*h\w*)?|\b\d+\s*/\s*h\w*"
+)
+RENTED = "8xh100-sxm,8xa100-sxm-80gb,8xl40s,8xrtx-4090"
+"""Clusters that a question for the cheapest way compares."""
+MOST_NAMED = 5
+"""Most words of a model's name within a sentence."""
 MOST_GPUS = 256
 """Most GPUs that a question for their number considers."""
+_POOLS = re.compile(r"\b(train\w*|learner)\b|\b(rollouts?|generat\w+|infer\w*|vllm|engines?)\b")
 _VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
 
 
@@ -82,13 +124,6 @@ class Reading:
         return [*options, *self.overrides]
 
 
-@cache
-def load_words() -> dict[str, Any]:
-    """The tables of typed.json."""
-    data: dict[str, Any] = read_json(Path(__file__).with_suffix(".json"), "the words")
-    return data
-
-
 def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str, str | None] | None = None) -> Reading:
     """Read words without a file. named: values of options, by job key. Raises: SpecError with a corrected command.
 
@@ -98,6 +133,9 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     reading = Reading()
     # a quoted sentence may hold overrides, and an override may hold spaces
     words = [part for word in words for part in ([word] if _OVERRIDE.fullmatch(word) else word.split())]
+    for place in [place for place, word in enumerate(words[:-1]) if re.fullmatch(r"[a-z_]+(?:\.[a-z_]+)+", word)]:
+        if words[place] in list_keys():  # `rollout.tp 4`
+            words[place : place + 2] = [f"{words[place]}={words[place + 1]}", ""]
     overrides = list(filter(_OVERRIDE.fullmatch, words))
     rest = " ".join(word for word in words if word not in overrides)
     typed = [(key, value) for key, value in (named or {}).items() if value is not None]
@@ -107,21 +145,41 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
         for word in overrides:
             add_override(reading, word)
     except SpecError as error:
-        if error.where != "--gpus":
+        if error.where == "--gpus":
+            raise _correct_gpus(reading, error, rest, verb) from None
+        instead = {"--model": "policy", "--for": "framework"}.get(error.where)
+        if instead is None:
             raise
-        raise _correct_gpus(reading, error, rest, verb) from None
+        others = {key: value for key, value in (named or {}).items() if value and key != instead}
+        near = re.search(r"(?:--model |framework=)([^\s,]+)", error.way_out)
+        whole = Reading({instead: near[1] if near else USUAL_MODEL} | others, reading.overrides)
+        _read_sentence(whole, rest, verb)
+        whole.keys = {"policy": USUAL_MODEL, "hardware": USUAL} | whole.keys
+        way_out = f"rlplan {verb} {whole.command}"
+        raise SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out) from None
     _read_sentence(reading, rest, verb)
     missing = {"hardware": USUAL, "policy": USUAL_MODEL}
     for key in missing:
         if key not in reading.keys and not any(word.startswith(f"{key}.") for word in reading.overrides):
-            whole = Reading(missing | reading.keys, reading.overrides)
-            raise SpecError(
-                "on which GPUs?" if key == "hardware" else "which model?",
-                where=WHERE,
-                rule="a question names a model and GPUs (or cpu), or a job file",
-                way_out=f"rlplan {verb} {whole.command}",
-            )
+            raise _refuse_open_question(key, Reading(missing | reading.keys, reading.overrides), normalize(rest), verb)
     return reading
+
+
+def _refuse_open_question(key: str, whole: Reading, text: str, verb: str) -> SpecError:
+    """The question back for GPUs or a model. whole: the question with the usual ones. text: the question as typed."""
+    way_out = f"rlplan {verb} {whole.command}"
+    if key == "hardware" and _CHEAPEST.search(text) and verb == "estimate":
+        sized = Reading({name: value for name, value in whole.keys.items() if name not in (key, "framework")})
+        way_out = shlex.join(["rlplan", "compare", *sized.words, *whole.overrides, "--gpus", RENTED])
+    elif key == "policy" and _WHICH_MODEL.search(text):
+        del whole.keys[key]
+        way_out = f"rlplan solve model {whole.command}"
+    return SpecError(
+        "on which GPUs?" if key == "hardware" else "which model?",
+        where=WHERE,
+        rule="a question names a model and GPUs (or cpu), or a job file",
+        way_out=way_out,
+    )
 
 
 def suggest_bundled(reading: Reading, error: HostError, verb: str) -> HostError:
@@ -156,7 +214,14 @@ def set_named(reading: Reading, key: str, value: str) -> None:
     elif key == "algorithm":
         reading.keys[key] = read_algorithm(value)
     else:
-        reading.keys[key] = load_words()["frameworks"].get(value.lower(), value)
+        name, at, version = value.partition("@")
+        label = list_frameworks().get(name.lower().strip(), name) + at + version
+        try:
+            _ = label == "auto" or split_label(label)
+        except UnknownFrameworkError as error:
+            way_out = f"write framework={error.instead}, or framework=auto"
+            raise SpecError(f"framework is '{value}'", where="--for", rule=str(error), way_out=way_out) from None
+        reading.keys[key] = label
 
 
 def _set_model(reading: Reading, name: str, where: str) -> None:
@@ -164,17 +229,6 @@ def _set_model(reading: Reading, name: str, where: str) -> None:
     reading.keys["policy"] = read_model(name, where, reading.assumed)
     if reading.assumed and reading.assumed[-1].endswith(QLORA):
         add_override(reading, f"qlora={LORA_RANK}")
-
-
-def read_algorithm(name: str) -> str:
-    """The algorithm of a name in any spelling; an unknown name unchanged, for the job to refuse.
-
-    >>> read_algorithm("GRPO"), read_algorithm("Dr. GRPO"), read_algorithm("fine-tuning")
-    ('grpo', 'dr_grpo', 'sft')
-    """
-    low = " ".join(name.lower().split())
-    spelt = {known.replace("_", " "): known for known in ALGORITHMS}
-    return load_words()["algorithms"].get(low) or spelt.get(re.sub(r"[-_\s]+", " ", low), name)
 
 
 def read_model(name: str, where: str, assumed: list[str]) -> str:
@@ -264,7 +318,7 @@ def add_override(reading: Reading, word: str) -> None:
     short = typed.lower().lstrip("+-").replace("-", "_")
     key = load_words()["keys"].get(short, typed) if "." not in typed else typed
     if key == typed and "." not in typed and value[:1] not in ("{", "["):  # `placement={...}` is a part of a job
-        key = _find_leaf(short) or typed
+        key = find_leaf(short) or typed
     if key in ("policy", "hardware", "algorithm", "framework") and value[:1] not in "{[":
         set_named(reading, key, value.strip("\"'"))
     elif key in ("training.lora", "qlora"):
@@ -284,26 +338,11 @@ def add_override(reading: Reading, word: str) -> None:
             value = re.sub(r"^\D*([0-3])$", r"\1", value)  # deepspeed=zero3
         if key in ("placement.max_staleness", "rollout.quantization") and value.lower() in ("true", "1", "yes"):
             value = "1" if key == "placement.max_staleness" else "fp8"
+        if key.endswith("dtype"):
+            value = load_words()["dtypes"].get(value.lower(), value)
         if key == "workload.num_prompts_per_step" and "batch" in short:
             reading.assumed.append(f"{typed} counts prompts per step")
         reading.overrides.append(f"{key}={value}")
-
-
-@cache
-def _list_leaves() -> dict[str, list[str]]:
-    from rlplan.spec.files.job_schema import job_keys
-
-    leaves: dict[str, list[str]] = {}
-    for key in job_keys():
-        if not key.startswith(("scoring.", "roles.")):
-            leaves.setdefault(key.rpartition(".")[2], []).append(key)
-    return leaves
-
-
-def _find_leaf(word: str) -> str:
-    """The only dotted key that ends with a word; empty if there are none or several."""
-    keys = _list_leaves().get(word, [])
-    return keys[0] if len(keys) == 1 else ""
 
 
 def _set_context(reading: Reading, value: str) -> None:
@@ -328,8 +367,14 @@ def _read_sentence(reading: Reading, text: str, verb: str) -> None:
         _set_model(reading, match[0], WHERE)
         text = text.replace(match[0], _GAP, 1)
         break
-    text = normalize(text)
-    text = _take_gpus(reading, text, verb)
+    text = _take_gpus(reading, normalize(text), verb)
+    for pattern, role in _ROLES:
+        if beside := pattern.search(text):
+            reading.overrides.append(f"roles.{role}.path={read_model(beside[1], WHERE, reading.assumed)}")
+            text = f"{text[: beside.start()]}{_GAP}{text[beside.end() :]}"
+    if split := _SPLIT.search(text):  # `6 train 2 rollout`
+        reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={split[2]}"]
+    text = _MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text)
     text = _take_adapters(reading, text)
     for pattern, key in _compile_numbers():
         text = _take_number(reading, text, pattern, key)
@@ -348,7 +393,10 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
         text = f"{text[: match.start()]}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
     if clusters:
         parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
-        if len(clusters) > 1 and not clusters[0][1]:
+        roles = [bool(match[1]) for match in _POOLS.finditer(text)]
+        if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
+            typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), _POOLS.sub(_GAP, text)
+        elif len(clusters) > 1 and not clusters[0][1]:
             shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
             raise SpecError(
                 f"{len(clusters)} clusters: {', '.join(parts)}",
@@ -367,17 +415,33 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     if match := re.search(rf"(?<![\w-])(?:cpu-host|(?:{cpu}))(?![\w-])", text):
         reading.keys["hardware"] = "cpu-host"
         return text.replace(match[0], _GAP, 1)
-    match = _compile_unprofiled().search(text) or _NO_KIND.search(text)
+    match = _compile_unprofiled().search(text) or SIZED.search(text) or _NO_KIND.search(text)
     match = match or next(
         filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
     )
+    rest = text.replace(match[0], _GAP, 1) if match else text
+    if _HOW_MANY.search(text) and (match is None or re.fullmatch(r"\D*gpus?", match[0])):
+        reading.keys["hardware"] = read_hardware(USUAL, WHERE, [])
+        reading.assumed.append("")
+        _ask_for_fewest(reading)
+        return rest
     if match is None:
         return text
     try:
-        read_hardware(match[0].strip(), WHERE, reading.assumed)
+        reading.keys["hardware"] = read_hardware(match[0].strip(), WHERE, reading.assumed)
     except SpecError as error:
-        raise _correct_gpus(reading, error, text.replace(match[0], _GAP, 1), verb) from None
-    return text
+        raise _correct_gpus(reading, error, rest, verb) from None
+    return rest
+
+
+def _join_pools(reading: Reading, parts: Sequence[str]) -> str:
+    """The hardware of GPUs that train and others that generate; of one kind they are a disaggregated job."""
+    trains, generates = (parse_pools(part, where=WHERE, may_assume=True)[0] for part in parts)
+    if trains.profile != generates.profile:
+        return " + ".join(parts)
+    add_override(reading, "placement.placement=disaggregated")
+    add_override(reading, f"placement.num_generation_devices={generates.num_gpus}")
+    return f"{trains.num_gpus + generates.num_gpus}x{trains.profile}"
 
 
 @cache
@@ -403,7 +467,8 @@ def _ask_for_fewest(reading: Reading) -> None:
     """Ask for the fewest GPUs of a kind, because the question is how many there must be."""
     reading.keys["hardware"] = f"{MOST_GPUS}x{reading.keys['hardware'].partition('x')[2]}"
     reading.overrides.append("objective=gpus")
-    reading.assumed[-1:] = [f"the fewest of at most {MOST_GPUS} GPUs (objective=gpus)"]
+    kind = reading.keys["hardware"].partition("x")[2]
+    reading.assumed[-1:] = [f"the fewest of at most {MOST_GPUS} {kind} (objective=gpus)"]
 
 
 def _is_misspelt_gpu(match: re.Match[str]) -> bool:
@@ -459,10 +524,10 @@ def _take_number(reading: Reading, text: str, pattern: re.Pattern[str], key: str
 
 def _take_names(reading: Reading, text: str) -> str:
     """Take the framework, the algorithm, the placement and the format of rollouts out of a sentence."""
-    tables = load_words()
-    if match := _search_names(tables["frameworks"], text, r"(?:@v?[\d.]+)?"):
+    tables, frameworks = load_words(), list_frameworks()
+    if match := _search_names(frameworks, text, r"(?:@v?[\d.]+)?"):
         name, _, version = match[0].partition("@")
-        reading.keys.setdefault("framework", tables["frameworks"][name] + f"@{version}" * bool(version))
+        reading.keys.setdefault("framework", frameworks[name] + f"@{version}" * bool(version))
         text = text.replace(match[0], _GAP, 1)
     algorithms = tables["algorithms"] | {name: name for name in ALGORITHMS}
     algorithms |= {name.replace("_", sign): name for name in ALGORITHMS for sign in " -" if "_" in name}
@@ -471,7 +536,8 @@ def _take_names(reading: Reading, text: str) -> str:
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
     while match := _search_names(tables["settings"], text):
-        add_override(reading, tables["settings"][match[0]])
+        for override in tables["settings"][match[0]].split():
+            add_override(reading, override)
         text = text.replace(match[0], _GAP, 1)
     return text
 
@@ -485,7 +551,7 @@ def _search_names(names: Iterable[str], text: str, after: str = "") -> re.Match[
 def _take_model(reading: Reading, text: str, verb: str) -> None:
     """Read the model from the words that are left. Raises: SpecError with a corrected command."""
     stop = set(load_words()["stop"].split())
-    words = [word.strip("?!,.;:()/\"'") for word in text.split()]
+    words = [word.strip("?!,.;:()/\"'-") for word in text.split()]
     words = [word for word in words if word and word not in stop]
     if not words:
         return
@@ -496,6 +562,10 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
 
     name = " ".join(words)
     match = match_model(name)
+    if not match.id and (inner := _find_inner_name(words)):
+        reading.assumed.append(f"ignored: {' '.join(word for word in words if word not in inner)}")
+        name = " ".join(inner)
+        match = match_model(name)
     for word in words if not match.id and not match.others else ():
         if near := re.search(r"'(.+)'", did_you_mean(word, ALGORITHMS)):
             reading.keys.setdefault("algorithm", near[1])
@@ -510,3 +580,16 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
         raise SpecError(
             error.what, where=error.where, rule=error.rule, way_out=f"rlplan {verb} {whole.command}"
         ) from None
+
+
+def _find_inner_name(words: Sequence[str]) -> list[str]:
+    """The longest run of words that names one model, if the others name no size and no model; else empty."""
+    from rlplan.spec.models.names import has_family, match_model
+
+    for length in range(min(len(words) - 1, MOST_NAMED), 0, -1):
+        for start in range(len(words) - length + 1):
+            inner, outer = list(words[start : start + length]), [*words[:start], *words[start + length :]]
+            match = match_model(" ".join(inner))
+            if match.id and not match.ignored and has_family(inner) and not has_family(outer, or_size=True):
+                return inner
+    return []

@@ -222,7 +222,6 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
         (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
         (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
-        (["estimate", "--set", "seed=1"], ("No such option: --set", "write overrides without --set: seed=1")),
         (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "--gpus 8xH100")),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),

@@ -342,3 +342,21 @@ def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> N
     ):
         assert words in answer.out
     assert rlplan("simulate", ROOT / "examples" / "quickstart.yaml", "--steps", 0).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("--lora-r 16 --gpu 8xh100", ["lora_r=16", "gpu=8xh100"]),
+        ("--set rollout.tp=2 --rollout-tp 4", ["rollout.tp=2", "rollout.tp=4"]),
+        ("--gpus 8xh100 --qlora --nonsense 3", ["--gpus", "8xh100", "qlora=true", "--nonsense", "3"]),
+    ],
+)
+def test_an_option_that_names_a_key_is_an_override(words: str, read: list[str]) -> None:
+    command = app_module._load_command("estimate")
+    assert app_module._read_options(command, words.split()) == read
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("models", "profiles models"), ("profile h100", "profiles show h100")])
+def test_other_words_for_a_command_are_understood(typed: str, meant: str, rlplan: Call) -> None:
+    assert rlplan(*typed.split()).out == rlplan(*meant.split()).out != ""

@@ -48,7 +48,7 @@ def test_the_way_out_says_our_word(override: str, ours: str) -> None:
         ("rollout.temperature=1", "workload.temperature"),
         ("training.zero=3", "training.zero_stage"),
         ("tp=2", "training.tp=2 or rollout.tp=2"),
-        ("traning.zero_stage=2", "training.zero_stage for traning.zero_stage"),
+        ("traning.zero_stage=2", "training.zero_stage=2 for traning.zero_stage"),
     ],
 )
 def test_a_key_of_ours_in_another_part_comes_before_other_stacks(override: str, ours: str) -> None:
@@ -64,6 +64,8 @@ def test_a_whole_configuration_is_sent_to_import() -> None:
     ("override", "new"),
     [
         ("workload.num_prompt_per_step=8", "workload.num_prompts_per_step=8"),
+        ("modle=Qwen/Qwen3-4B", "policy=Qwen/Qwen3-4B for modle"),
+        ("polcy.path=Qwen/Qwen3-4B", "policy.path=Qwen/Qwen3-4B for polcy.path"),
         ("algorithm=gpro", "algorithm.name=grpo"),
         ("placement.placement=colocatd", "placement.placement=colocated"),
     ],

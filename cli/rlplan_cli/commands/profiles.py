@@ -42,6 +42,20 @@ def list_profiles(as_json: AsJson = False) -> None:
     note("memory as the driver reports it; peak rates in one direction; dense FLOP/s")
 
 
+@app.command("models")
+def list_models(as_json: AsJson = False) -> None:
+    """List the bundled models; others are read from the hub or from a config.json."""
+    from rlplan.spec.models.names import load_catalogue
+
+    models = sorted(
+        load_catalogue().values(), key=lambda model: (model.id.lower().partition("/")[0], model.num_parameters)
+    )
+    if as_json:
+        print_json({"schema_version": 1, "models": {model.id: model.num_parameters for model in models}})
+        return
+    show_table(("model", "parameters"), ((model.id, f"{model.num_parameters / 1e9:.3g} B") for model in models))
+
+
 @app.command("show")
 def show_profile(
     name: Annotated[str, typer.Argument(help="Name of a profile, or your own YAML file.")], as_json: AsJson = False

@@ -3,9 +3,12 @@
 In: a Solution. Out: stdout.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from rich.text import Text
 
-from rlplan.planner.answers.solve import Solution
+from rlplan.planner.answers.solve import LADDER, Solution
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict
 from rlplan_cli.render.terminal import new_table, show_fact, show_text, stdout
@@ -20,19 +23,32 @@ def show_solution(solution: Solution) -> None:
     head = Text.assemble((solution.override, "bold green"), f"  {plan.model_name}, {plan.job.algorithm.name}, ")
     show_text(head.append(f"{plan.devices}: {format_seconds(seconds)} per step" if seconds else plan.devices))
     table = new_table(solution.key, "verdict", "step time", "headroom", title="Neighboring values", left=("verdict",))
-    rows = {int(tried.change.typed.rpartition("=")[2]): tried for tried in solution.asked if tried.plan is not None}
-    fitting = sorted(value for value in rows if value <= solution.value)[-NUM_SHOWN:]
+    rows = {_read(tried.change.typed): tried for tried in solution.asked if tried.plan is not None}
+    order: Callable[[Any], int] = LADDER.index if isinstance(solution.value, str) else int
+    fitting = sorted((value for value in rows if order(value) <= order(solution.value)), key=order)[-NUM_SHOWN:]
     broken = solution.next
     for value in [*fitting, *([broken.value] if broken and broken.value in rows else [])]:
         tried = rows[value]
         assert tried.plan is not None
         step = format_seconds(tried.seconds) if tried.seconds else "-"
         cells = (format_verdict(tried.plan.verdict), step, format_bytes(tried.headroom_bytes or 0))
-        table.add_row(f"{value:,}", *cells)
+        table.add_row(_format(value), *cells)
     stdout.print(table)
     if broken is None:
-        show_fact("No limit", f"all rollouts of a step run at once; values above {solution.value:,} change nothing")
+        why = "no larger model is tried" if isinstance(solution.value, str) else "all rollouts of a step run at once"
+        show_fact("No limit", f"{why}; values above {_format(solution.value)} change nothing")
     else:
         show_fact(
-            f"At {broken.value:,}", (f"{broken.phase}, on {broken.device}: " if broken.device else "") + broken.why
+            f"At {_format(broken.value)}",
+            (f"{broken.phase}, on {broken.device}: " if broken.device else "") + broken.why,
         )
+
+
+def _read(override: str) -> Any:
+    """The value of an override: a number, or a model's id."""
+    value = override.rpartition("=")[2]
+    return int(value) if value.isdigit() else value
+
+
+def _format(value: int | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"

@@ -67,7 +67,9 @@ class DataParallelSpeed:
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
     """Simulate a plan's steps, sampling from very large batches. Equal seeds give equal results. Raises: SpecError."""
     result = simulate_sampled(build_setting(plan, num_steps), seed)
-    return replace(result, interval_s=find_step_error(plan).interval(result.mean_step_s))
+    first = {group.name: group.devices[0] for group in plan.schedule.groups}
+    groups = (replace(use, capacity_bytes=plan.ledger.get_device_capacity(first[use.name])) for use in result.groups)
+    return replace(result, interval_s=find_step_error(plan).interval(result.mean_step_s), groups=tuple(groups))
 
 
 def build_setting(plan: Plan, num_steps: int) -> SimulationSetting:

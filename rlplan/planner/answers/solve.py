@@ -29,14 +29,27 @@ KEYS = {
     "max_response_len": "workload.max_response_len",
     "num_samples_per_prompt": "workload.num_samples_per_prompt",
     "max_num_seqs": "rollout.max_num_seqs",
+    "model": "policy",
 }
+ALSO = {
+    **dict.fromkeys(("response", "response_len", "context", "ctx", "max_tokens", "length"), "max_response_len"),
+    **dict.fromkeys(("n", "samples", "batch", "batch_size", "group_size", "num_generations"), "num_samples_per_prompt"),
+    **dict.fromkeys(("concurrency", "num_seqs"), "max_num_seqs"),
+    **dict.fromkeys(("policy.path", "size"), "model"),
+}
+"""Further names of the keys."""
+LADDER = tuple(f"Qwen/{name}" for name in (
+    *("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B", "Qwen2.5-72B"),
+    "Qwen3-235B-A22B",
+))  # fmt: skip
+"""Models that a question for the largest model tries: one family, by size."""
 
 
 @dataclass(frozen=True)
 class Breaking:
     """The reason why a value does not fit."""
 
-    value: int
+    value: int | str
     phase: str
     """Phase of the peak; empty if memory is not the reason."""
     action_id: str
@@ -54,7 +67,8 @@ class Solution:
 
     key: str
     """Dotted key."""
-    value: int
+    value: int | str
+    """The value; a model's id for `policy`."""
     plan: Plan
     """The plan with that value."""
     next: Breaking | None
@@ -97,19 +111,20 @@ def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
         best, beyond = (middle, beyond) if question.fits(middle) else (best, middle)
     chosen = question.outcomes[best].plan
     assert chosen is not None
-    broken = None if beyond > question.most else _find_breaking(beyond, question.outcomes[beyond])
-    return Solution(question.key, best, chosen, broken, tuple(question.outcomes.values()))
+    breaks = None if beyond > question.most else _find_breaking(question.name(beyond), question.outcomes[beyond])
+    return Solution(question.key, question.name(best), chosen, breaks, tuple(question.outcomes.values()))
 
 
 def expand_key(key: str) -> str:
     """Expand a short key. Raises: SpecError."""
+    key = ALSO.get(key.lower().replace("-", "_"), key)
     if key in KEYS or key in KEYS.values():
         return KEYS.get(key, key)
     raise SpecError(
         f"'{shorten_value(key)[1:-1]}' cannot be solved for",
         where="command line",
         rule=f"one of {', '.join(KEYS)}.{did_you_mean(key.rpartition('.')[2], KEYS)}",
-        way_out="for example: rlplan solve max_response_len job.yaml",
+        way_out="for example: rlplan solve max_response_len qwen3 8b 8xH100",
     )
 
 
@@ -118,7 +133,7 @@ class _Question:
 
     def __init__(self, asked: JobSpec, key: str, listen: Listener | None) -> None:
         work, rollouts = asked.workload, asked.workload.num_rollouts_per_step
-        if key != KEYS["max_response_len"] and not asked.algorithm.declaration.has_rollouts:
+        if key not in (KEYS["max_response_len"], KEYS["model"]) and not asked.algorithm.declaration.has_rollouts:
             raise SpecError(
                 f"{key} has no largest value: {asked.algorithm.name} generates nothing",
                 where=key,
@@ -131,6 +146,8 @@ class _Question:
         self.unit, self.least, self.most = 1, 1, MAX_COUNT
         if key == KEYS["max_response_len"]:
             self.first = work.max_response_len
+        elif key == KEYS["model"]:
+            self.first, self.most = 4, len(LADDER)
         elif key == KEYS["max_num_seqs"]:
             stated_seqs = asked.rollout.max_num_seqs
             self.most = rollouts  # an engine never gets more sequences than a step has rollouts
@@ -146,9 +163,13 @@ class _Question:
         """Plan the job with a value; each value is planned once."""
         if value not in self.outcomes:
             if self.listen is not None:
-                self.listen(len(self.outcomes), len(self.outcomes) + 1, f"{self.key}={value}")
-            self.outcomes[value] = ask(self.asked, Change((f"{self.key}={value}",)), memo=self.memo)
+                self.listen(len(self.outcomes), len(self.outcomes) + 1, f"{self.key}={self.name(value)}")
+            self.outcomes[value] = ask(self.asked, Change((f"{self.key}={self.name(value)}",)), memo=self.memo)
         return self.outcomes[value]
+
+    def name(self, value: int) -> int | str:
+        """The value of an override: a model is counted by its place in the ladder, from 1."""
+        return LADDER[value - 1] if self.key == KEYS["model"] else value
 
     def fits(self, value: int) -> bool:
         """Whether the job fits with a value (`Plan.fits`)."""
@@ -189,7 +210,7 @@ class _Question:
     def _explain_no_value(self, smallest: int) -> NoFeasiblePlanError:
         outcome = self.outcomes[smallest]
         return NoFeasiblePlanError(
-            f"no value of {self.key} fits, not even {smallest}",
+            f"no value of {self.key} fits, not even {self.name(smallest)}",
             where=self.key,
             rule=outcome.why or "memory of a GPU in the worst case",
             way_out="`rlplan plan JOB` names other changes that make it fit",
@@ -208,7 +229,7 @@ def _list_middle_values(best: int, beyond: int, unit: int) -> Iterator[int]:
     yield from (best + step * unit for step in order[:MAX_FORBIDDEN])
 
 
-def _find_breaking(value: int, outcome: Outcome) -> Breaking:
+def _find_breaking(value: int | str, outcome: Outcome) -> Breaking:
     """Find the reason for a failed value: memory or a rule."""
     short = outcome.plan.shortage if outcome.plan is not None and not outcome.plan.refusals else None
     if outcome.plan is None or short is None:

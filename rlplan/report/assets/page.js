@@ -74,5 +74,7 @@ charts.open = (root) => {
 addEventListener("DOMContentLoaded", () => {
   document.body.append(charts.tip);
   charts.open(document);
+  if (matchMedia("(max-width: 720px)").matches)   // long tables are folded on a phone
+    document.querySelectorAll("details.fold").forEach((part) => { part.open = false; });
   document.documentElement.dataset.drawn = "";
 });

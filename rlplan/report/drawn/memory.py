@@ -79,7 +79,7 @@ def memory_by_device(
         groups = []
     scenes = [
         replace(_place(traced, "device", group.devices[0]), title=_title(group, len(groups)),
-                capacity=ledger.device_capacity or None)
+                capacity=ledger.get_device_capacity(group.devices[0]) or None)
         for group in groups
     ]  # fmt: skip
     if ledger.shares_host_memory:

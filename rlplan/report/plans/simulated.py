@@ -80,7 +80,10 @@ def read_simulated_plan(data: dict[str, Any], path: Path) -> SimulatedPlan:
             rule="a file from `rlplan simulate -o` of this version",
             way_out="simulate the plan again with `rlplan simulate`",
         ) from None
-    return SimulatedPlan(path.name, result, _schedule(result), _ledger(result.trace.samples))
+    schedule = _schedule(result)
+    pools = zip(schedule.groups, result.groups, strict=True)
+    capacities = tuple((device, use.capacity_bytes or 0) for group, use in pools for device in group.devices)
+    return SimulatedPlan(path.name, result, schedule, replace(_ledger(result.trace.samples), capacities=capacities))
 
 
 def find_phase(action: str) -> Phase:

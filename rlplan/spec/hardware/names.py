@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 VENDORS = r"nvidia|geforce|tesla|quadro|amd|instinct|radeon|rtx|pro|dgx|hgx"
 """Words before the name of a GPU."""
-VARIANTS = r"sxm\d?|pcie|nvl|ada|server|workstation|gcd|oam|ti|super|gpus?|cards?|accelerators?"
+VARIANTS = r"sxm\d?|pro|pcie|nvl|ada|server|workstation|gcd|oam|ti|super|gpus?|cards?|accelerators?"
 """Words after it."""
 NO_CHOICE = (
     r"hbm\d?e?|gddr\d\w?|ampere|hopper|lovelace|blackwell|volta|turing|generation|tensor|core|edition|graphics|mig|"

@@ -39,7 +39,14 @@ _PLAIN = re.compile(r"(?P<first>\d{1,3})x(?P<name>[a-z][\w-]*)")
 """A group that needs no other expression. Names of GPUs have at least four digits: `4090xh100` is refused."""
 _PARTS = ("hosts", "outer", "first", "word", "inner", "name", "last", "plural", "joint", "after")
 """Groups of the expression of one group of GPUs."""
-_VARIANT = re.compile(r"[\s-]*\b(ti|super)\b")
+_VARIANT = re.compile(r"[\s-]*(?:\b|(?<=\d))(ti|super)\b")
+SIZED = re.compile(
+    r"(?<![\w.])"
+    r"(?:(?P<count>\d{1,4}|an?|one|two|four|eight)\s*x?\s+|(?P<times>\d{1,4})\s*x\s*)?"
+    r"(?P<size>\d{1,3})\s*(?:gi?b?|gig\w*)\b"
+    r"(?:\s*(?:of\s+)?(?:v?ram|memory|gpus?|cards?))*"
+)
+"""GPUs that are only named by their memory: `24 GB`, `4 x 24GB`, `an 80gb card`."""
 SAME_MEMORY = 0.15
 """Largest relative difference of a typed memory size and that of the profile: marketing GB against GiB."""
 
@@ -88,7 +95,8 @@ def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[st
     hosts = r"(?:nodes?|hosts?|machines?|servers?|box(?:es)?|instances?)"
     return re.compile(
         rf"(?<![\w.])(?:(?P<hosts>{count})\s*(?:x\s*)?{hosts}\s*(?:\b(?:of|with|x|each|having)\b|[x,:])?\s*)?"
-        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*[a-z])|\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
+        rf"(?:(?P<outer>{count})(?:\s*x\s*(?=\d+\s*x?\s*(?!gi?b)[a-z])|"
+        rf"\s+(?=\d+\s*x?\s*[a-z][\w -]{{0,20}}\bnodes\b)))?"
         rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
         rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
         rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
@@ -200,9 +208,12 @@ def parse_pools(text: str, *, where: str, may_assume: bool = False) -> tuple[Typ
 
 
 def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
-    words = re.sub(r"^(\D\S*) (\d{1,3})$", r"\2x\1", normalize(text))  # `h100 8`
+    words = re.sub(r"^(\D\S*?)[ ,;]\s*(\d{1,3})$", r"\2x\1", normalize(text))  # `h100 8`, `h100,8`
+    words = re.sub(r"^(\d{1,3})[,;]\s*(?=[a-z])", r"\1x", words)
     match = _match_plain_group(words) or _match_group(words)
     if match is None:
+        if may_assume and (sized := SIZED.fullmatch(words)) and (gpus := _choose_by_memory(sized)):
+            return gpus
         raise _refuse_text(text, where)
     group = read_group(match, words, where=where)
     if group.assumed and not may_assume:
@@ -213,6 +224,15 @@ def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
             way_out=f"write {group.num_gpus}x{match['name'] if group.num_gpus == 1 else group.profile}",
         )
     return group
+
+
+def _choose_by_memory(match: re.Match[str]) -> TypedGpus | None:
+    """The usual GPU of a memory size; None if none has about that size."""
+    count, size = _read_number(match["count"] or match["times"]) or 1, int(match["size"])
+    for name in load_machines()["usual"]:
+        if size and abs(get_gpu(name, where=name).memory.value / GIB / size - 1) <= SAME_MEMORY:
+            return TypedGpus(count, name, None, f"a GPU of {size} GB is taken as {name}")
+    return None
 
 
 def _match_plain_group(words: str) -> dict[str, str | None] | None:

@@ -136,5 +136,6 @@ def _unknown_model(name: str, where: str = "model") -> SpecError:
         f"model {shorten_value(name)} is neither a path nor a bundled model",
         where=where,
         rule=f"a folder, a config.json, or one of {len(known)} ids, written as on the hub (case matters).{hint}",
-        way_out="download its config.json and give that path",
+        way_out=(f"write {near}, which has its shape if it is a copy, or " if near else "")
+        + "download its config.json and give that path",
     )

@@ -13,6 +13,7 @@ with the fewest further words come first, then the newest version.
 import difflib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from math import log2
@@ -115,6 +116,17 @@ def _load_words() -> dict[str, tuple[str, ...]]:
 def list_words() -> frozenset[str]:
     """Every word of a bundled model's name."""
     return frozenset(word for words in _load_words().values() for word in words)
+
+
+def has_family(words: Iterable[str], *, or_size: bool = False) -> bool:
+    """Whether words have the name of a family of models. or_size: or a size.
+
+    >>> has_family(["4", "epochs"]), has_family(["llama"]), has_family(["70b"]), has_family(["70b"], or_size=True)
+    (False, True, False, True)
+    """
+    parts = [part for word in words for part in split_model_name(word)]
+    names = list_words() - WEIGHTLESS
+    return any((part.isalpha() and part in names) or (or_size and _SIZE.fullmatch(part)) for part in parts)
 
 
 def match_model(name: str) -> ModelName:

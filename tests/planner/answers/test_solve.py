@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.changes import Change, ask
-from rlplan.planner.answers.solve import KEYS, expand_key, solve
+from rlplan.planner.answers.solve import KEYS, LADDER, expand_key, solve
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
@@ -103,3 +103,12 @@ def test_another_key_is_refused_with_those_there_are(key: str) -> None:
 def test_what_generates_nothing_has_no_sequences_at_once() -> None:
     with pytest.raises(SpecError, match="dpo generates nothing"):
         solve(load_job(EXAMPLES / "dpo-8b-8xa100.yaml"), "max_num_seqs")
+
+
+def test_the_largest_model_fits_and_the_next_one_of_the_ladder_does_not() -> None:
+    job = job_from({"policy": LADDER[0], "hardware": "1xrtx-4090", "algorithm": "sft"}, ["training.zero_stage=0"])
+    solution = solve(job, "model")
+    place = LADDER.index(str(solution.value))
+    assert solution.override == f"policy={LADDER[place]}"
+    assert solution.next is not None
+    assert solution.next.value == LADDER[place + 1]

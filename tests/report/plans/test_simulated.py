@@ -7,11 +7,12 @@ import pytest
 
 from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.errors import SpecError
-from rlplan.planner.answers.simulated_plan import drop_evaluation
+from rlplan.planner.answers.simulated_plan import drop_evaluation, simulate_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_best_plan
 from rlplan.report import timeline
 from rlplan.report.drawn import bars
+from rlplan.report.drawn.memory import memory_by_device
 from rlplan.report.drawn.scenes import collect_lanes
 from rlplan.report.plans.simulated import SimulatedPlan, find_phase, read_simulated_plan, simulation_page
 from rlplan.report.plans.write import write_simulation_report
@@ -75,6 +76,11 @@ def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult,
         shown = levels.total(levels.processes)[touched]
         totals = plan.ledger.device_totals(device).items()
         assert shown.max() == max(size for (run_phase, _), size in totals if run_phase == "steady")
+
+
+def test_a_simulated_plan_is_drawn_below_its_capacity(plan: Plan) -> None:
+    chart = memory_by_device(simulation(simulate_plan(plan, num_steps=2)), ())
+    assert {scene["capacity"] for scene in chart["scenes"]} == {plan.ledger.device_capacity}
 
 
 def test_the_page_says_what_the_result_says(result: SimulationResult) -> None:

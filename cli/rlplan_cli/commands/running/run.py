@@ -158,7 +158,7 @@ def _resume_in_place(earlier: Path | None, out: Path | None, bundle_of: "Callabl
             "nothing to run",
             where="command line",
             rule="a job file, a plan or a bundle folder, or --resume with a run folder",
-            way_out="rlplan run JOB, or rlplan run --resume RUN",
+            way_out="`rlplan init job.yaml --gpus cpu` writes a job; then rlplan run job.yaml",
         )
     if out is not None:
         raise SpecError(
