@@ -52,6 +52,8 @@ BORROWED_QUANTILES = (QUANTILE, 0.97, 0.98, 0.99, 1.0)
 """Quantiles for a kind that borrows, from the usual one to the largest residual."""
 LEAST_BORROWERS = 3
 """Fewest sources of a kind that borrows for a factor below UNKNOWN_FACTOR: constants were fitted to one of two."""
+LARGEST_SHARE = 0.9
+"""Largest share of one source in a kind that borrows for a factor below UNKNOWN_FACTOR: the others hardly judge it."""
 TABLES = ("AgileRL/AgileRL", "ai-dynamo/aiconfigurator")
 """Repositories with tables of many models on many GPUs; each model on a GPU is a source."""
 GUESSED = "C"
@@ -225,10 +227,10 @@ def _borrow_error(kind: str, residuals: list[Residual], pool: list[Residual]) ->
         inside = share_inside(pool, "", residuals, kind, quantile)
         if inside >= NOMINAL:
             break
-    factor, num_sources = find_factor(pool, "", kind, quantile), len({point.source for point in residuals})
-    if num_sources < LEAST_BORROWERS:
+    factor, sources = find_factor(pool, "", kind, quantile), Counter(point.source for point in residuals)
+    if len(sources) < LEAST_BORROWERS or max(sources.values()) > LARGEST_SHARE * len(residuals):
         factor = max(factor, UNKNOWN_FACTOR)
-    return MeasuredError(kind, "", round(factor, 4), len(residuals), num_sources, round(inside, 4))
+    return MeasuredError(kind, "", round(factor, 4), len(residuals), len(sources), round(inside, 4))
 
 
 def write_errors(residuals: Iterable[Residual]) -> Path:

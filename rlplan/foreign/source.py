@@ -64,7 +64,7 @@ READ = (*SUFFIXES, *PYTHON)
 _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(SOURCES)})\b", re.MULTILINE)
 """Imports the package of a stack that is started by commands or configuration files."""
 _OPTION = re.compile(r"--[a-z]|\+*[a-z_]\w*(?:\.\w+)+=")
-"""The first word of a command that is an option: `--lr`, `data.train_batch_size=8`."""
+"""The first word of a command that is an option: `--lr`, `trainer.nnodes=2`."""
 EMITTED = "train"
 """Stem of the file that `rlplan emit --target` writes."""
 PLAN_FILE = "plan.json"

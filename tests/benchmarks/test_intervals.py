@@ -120,8 +120,15 @@ def test_the_kept_intervals_are_those_of_the_published_points() -> None:
     assert list_errors() == compute_errors(published_residuals()), "run `make accuracy`"
 
 
-TOO_WIDE = {("serving_tpot", "dense models"), ("throughput_train", "mixtures of experts, megatron")}
-"""Strata whose interval holds more than 95 % without the source: what they borrow of other strata errs more."""
+TOO_WIDE = {
+    ("serving_tpot", "dense models"),
+    ("throughput_train", "mixtures of experts, megatron"),
+    ("throughput_train", "dense models, fsdp2"),
+}
+"""Strata whose interval holds more than 95 % without the source: what they borrow of other strata errs more.
+
+Of the 39 dense points on FSDP2 one is outside; two would be 95 %.
+"""
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:
@@ -153,6 +160,16 @@ def test_of_steps_whose_interval_is_unknown_nine_of_ten_lie_within_the_factor_of
     inside = [point.is_inside for point in report if point.is_inside is not None]
     assert len(inside) >= 30
     assert 0.85 <= sum(inside) / len(inside) <= 0.95
+
+
+def test_a_kind_that_borrows_is_a_factor_of_two_while_one_source_has_nine_of_ten_points() -> None:
+    phases = [Residual("phase_train", Stratum(False), f"s{n % 3}", math.log(1.1)) for n in range(6)]
+    factors = {}
+    for num_others in (4, 8):
+        names = ["large"] * 56 + [f"s{n}" for n in range(num_others)]
+        steps = [Residual("rl_step_time", Stratum(False), name, math.log(1.3)) for name in names]
+        factors[num_others] = {error.kind: error.factor for error in compute_errors([*steps, *phases])}["rl_step_time"]
+    assert factors == {4: 2.0, 8: pytest.approx(1.3)}
 
 
 def test_a_kind_with_few_points_borrows_from_related_kinds() -> None:
