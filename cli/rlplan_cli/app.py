@@ -67,6 +67,14 @@ OTHER_WORDS = {
 """First words that people type, and the command that each means."""
 
 
+_SCRIPTS, _PLANS = (".sh", ".py", ".yaml", ".yml", ".toml"), (".json", ".yaml")
+FILES = {
+    "check": (_SCRIPTS, ("--gpus", "8xH100")),
+    "import": (_SCRIPTS, ("--gpus", "8xH100")),
+    "emit": (_PLANS, ("-o", "bundle")),
+    "report": (_PLANS, ()),
+}
+"""Endings of the file that a command asks for, and the words that follow its name. Scripts are those of other stacks."""
 MOST_FILES = 50
 """Most files of the working folder that a way out considers."""
 
@@ -292,19 +300,18 @@ def _disk_error(error: Exception) -> RlplanError | None:
 
 def _suggest_usage(message: str, path: str) -> str:
     """Suggest a corrected command line."""
-    option = re.search(r"No such option: (--?[\w.-]+)", message)
+    option = re.search(r"No such option: ((?:--?)([\w.-]+))", message)
     if message.startswith("Missing option '--out'"):
         return shlex.join(["rlplan", *sys.argv[1:], "-o", "bundle" if path.endswith("emit") else "out"])
     if option and (possible := re.search(r"Possible options: (--\S*?)[,)]", message)):
         return shlex.join(["rlplan", *(possible[1] if word == option[1] else word for word in sys.argv[1:])])
-    option = re.search(r"No such option: --([\w.-]+)", message)
     if option and path == "rlplan":
         return shlex.join(["rlplan", "estimate", *sys.argv[1:]])
     if option and "Did you mean" not in message:
-        typed = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
-        if "=" in typed or "." in option[1] or "_" in option[1]:
+        typed = next((word for word in sys.argv if word.startswith(option[1])), "")
+        if "=" in typed or "." in option[2] or "_" in option[2]:
             value = typed.partition("=")[2] or "VALUE"
-            return f"write keys of a job without dashes: {option[1]}={value}"
+            return f"write keys of a job without dashes: {option[2]}={value}"
     if near := re.search(r"No such command '.*?'\. Did you mean '([^']+)'", message):
         return shlex.join([*path.split(), near[1], *sys.argv[1 + len(path.split()) :]])
     command = path.rpartition(" ")[2]
@@ -323,12 +330,10 @@ def _find_sources(command: str) -> list[str]:
     """Words for a command without its file, if the working folder has one."""
     from rlplan.sources import is_foreign
 
-    endings = {"check": ".sh .py .yaml .yml .toml", "import": ".sh .py .yaml .yml .toml", "emit": ".json .yaml"}
-    endings |= {"report": ".json .yaml"}
-    for path in sorted(Path().iterdir())[:MOST_FILES] if command in endings else ():
-        if path.suffix in endings[command].split() and is_foreign(path) == (command in ("check", "import")):
-            ends = {"check": ["--gpus", "8xH100"], "import": ["--gpus", "8xH100"], "emit": ["-o", "bundle"]}
-            return [path.name, *ends.get(command, [])]
+    endings, words = FILES.get(command, ((), ()))
+    for path in sorted(Path().iterdir())[:MOST_FILES] if endings else ():
+        if path.suffix in endings and is_foreign(path) == (endings is _SCRIPTS):
+            return [path.name, *words]
     return []
 
 

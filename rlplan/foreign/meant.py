@@ -18,7 +18,7 @@ from rlplan.frameworks.rules import format_value
 from rlplan.spec.files.job_schema import job_keys
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
-from rlplan.spec.typed_words import load_words
+from rlplan.spec.typed_words import list_leaves, load_words
 
 SHARED = (
     *("num_gpus", "num_nodes", "nodes", "train", "train_file", "train_data", "dataset", "train_files", "val"),
@@ -77,8 +77,7 @@ def add_hint(error: MisspeltError) -> SpecError:
 
 def _find_nearest(key: str, assignment: str) -> str:
     """The way out for a misspelt key: the nearest dotted key, part or short word; empty if none is near."""
-    leaves = {word.rpartition(".")[2]: word for word in job_keys() if not word.startswith(("scoring.", "roles."))}
-    for words in ({**dict.fromkeys((*job_keys(), *JobSpec.model_fields)), **load_words()["keys"]}, leaves):
+    for words in ({**dict.fromkeys((*job_keys(), *JobSpec.model_fields)), **load_words()["keys"]}, list_leaves()):
         if near := difflib.get_close_matches(key, words, n=1, cutoff=NEAR):
             return f"write {words[near[0]] or near[0]}{assignment} for {key}"
     return ""

@@ -46,17 +46,17 @@ def is_key(word: str) -> bool:
 
 def find_leaf(word: str) -> str:
     """The only dotted key that ends with a word; empty if there are none or several."""
-    keys = _list_leaves().get(word, [])
-    return keys[0] if len(keys) == 1 else ""
+    return list_leaves().get(word, "")
 
 
 @cache
-def _list_leaves() -> dict[str, list[str]]:
+def list_leaves() -> dict[str, str]:
+    """Dotted keys by their last words, without words of several keys."""
     leaves: dict[str, list[str]] = {}
     for key in sorted(list_keys()):
         if not key.startswith(("scoring.", "roles.")):
             leaves.setdefault(key.rpartition(".")[2], []).append(key)
-    return leaves
+    return {leaf: keys[0] for leaf, keys in leaves.items() if len(keys) == 1}
 
 
 @cache

@@ -35,8 +35,12 @@ def show_solution(solution: Solution) -> None:
         table.add_row(_format(value), *cells)
     stdout.print(table)
     if broken is None:
-        why = "no larger model is tried" if isinstance(solution.value, str) else "all rollouts of a step run at once"
-        show_fact("No limit", f"{why}; values above {_format(solution.value)} change nothing")
+        if isinstance(solution.value, str):
+            show_fact(
+                "No limit", f"{solution.value} is the largest model that is tried; name a larger one in `estimate`"
+            )
+        else:
+            show_fact("No limit", f"all rollouts of a step run at once; values above {solution.value:,} change nothing")
     else:
         show_fact(
             f"At {_format(broken.value)}",

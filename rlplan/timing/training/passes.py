@@ -96,10 +96,10 @@ def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
 READ_BACK = 18e-6
 """Seconds in which a host reads one value back from the GPU and compares it.
 
-Fitted to RL of prime-rl on H100 in November 2026, and kept. The step from 16,384 to 65,536 tokens now gives 22.6e-6
-of a 0.6B model and 18.8e-6 of a 4B one. The mean error of their LoRA steps is 10.0 and 7.8 %, without it 42 and 20 %.
-Fitted to whole steps of one model, which also hold what is fixed in a step, it is 25.9e-6 and 31.5e-6, and the other
-model errs by 3.7 and 5.5 %."""
+Fitted to LoRA steps of prime-rl 0.5 on H100, of a 0.6B and a 4B model. Their mean errors are 10.0 and 7.8 %, and 42 and
+20 % without the constant. The difference between steps of 65,536 and 16,384 tokens gives 22.6e-6 and 18.8e-6. Fitted to
+the whole steps of one model it is 25.9e-6 or 31.5e-6, and then the other model errs by 3.7 or 5.5 %.
+"""
 LAUNCH = 5e-6
 """Seconds that a host takes to launch a kernel. Assumed: CUDA's own 2 to 3 us, and torch's dispatcher."""
 NUM_KERNELS, NUM_FUSED_KERNELS = 45, 20
