@@ -74,7 +74,7 @@ FILES = {
     "emit": (_PLANS, ("-o", "bundle")),
     "report": (_PLANS, ()),
 }
-"""Endings of the file that a command asks for, and the words that follow its name. Scripts are those of other stacks."""
+"""Endings of the file that a command asks for, and the words that follow its name."""
 MOST_FILES = 50
 """Most files of the working folder that a way out considers."""
 
