@@ -1,15 +1,15 @@
 """Regenerates reports/accuracy: every bundled point, its prediction, and a picture of the two by kind.
 
 In: the bundled points, benchmarks/accuracy_misses.json (why points are missed, written by hand). Out: a short
-README.md, scatter.png, accuracy.json, and tables as CSV: points, intervals, pairs of serving latency, constants.
-`make accuracy` calls it; it takes seconds and needs no network and no GPU.
+README.md, scatter.png, accuracy.json, tables as CSV (points, intervals, pairs of serving latency, constants), and the
+table of HEADLINE_PAGES. `make accuracy` calls it; it takes seconds and needs no network and no GPU.
 """
 
 import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +39,19 @@ FOLDER = ROOT / "reports" / "accuracy"
 LARGE = 0.05
 """Errors above this count as misses."""
 COLUMNS = 4
-
+HEADLINE_PAGES = ("README.md", "docs/guides/trust.md")
+"""Pages whose table of errors is written between the two marks."""
+BEGIN, END = "<!-- The next table is written by `make accuracy`. -->\n\n", "\n\n<!-- End of the table. -->"
+HEADLINE = {
+    "train_peak": "peak of training",
+    "throughput_train": "seconds of training",
+    "rl_step_time": "seconds of an RL step",
+    "phase_time": "seconds of its phases",
+    "weight_sync_time": "seconds of a weight sync",
+    "serving_tpot": "time per generated token",
+    "serving_ttft": "time to the first token",
+}
+"""Kinds of the headline table, and their names in it."""
 
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
@@ -72,6 +84,8 @@ def main() -> int:
     write_csv("pairs.csv", ("pair", "kind", "points", "mean_error", "bias"), list_pairs(report))
     write_csv("constants.csv", HEAD, [row.cells() for row in left_out()])
     draw(report, FOLDER / "scatter.png")
+    for page in HEADLINE_PAGES:
+        write_headline(report, ROOT / page)
     print(f"{FOLDER.relative_to(ROOT)}: {sum(point.status == PREDICTED for point in report.points)} points predicted")
     return 0
 
@@ -102,6 +116,33 @@ def write_page(report: AccuracyReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def write_headline(report: AccuracyReport, page: Path) -> None:
+    """Replace the table of errors in a page. Raises ValueError where the page lacks the marks."""
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    earlier = _read_earlier_kinds()
+    rows = [
+        [name, *_describe_errors(vars(report.summary[kind])), *_describe_errors(earlier.get(kind))]
+        for kind, name in HEADLINE.items()
+    ]
+    head = ("predicted by plans", "points", "median error", "largest", "before: points", "median", "largest")
+    page.write_text(before + BEGIN + format_table(head, rows) + END + after, "utf-8")
+
+
+def _describe_errors(summary: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """Cells: the number of predictions, their median error and the largest one."""
+    if summary is None:
+        return "", "", ""
+    percents = [summary[key] * 100 for key in ("median_abs", "max_abs")]
+    return str(summary["predicted"]), *(f"{percent:.{1 if percent < 10 else 0}f} %" for percent in percents)
+
+
+def _read_earlier_kinds() -> dict[str, dict[str, Any]]:
+    """The figures by kind that were published before plans made the predictions."""
+    kinds: dict[str, dict[str, Any]] = json.loads((ROOT / "benchmarks" / "accuracy_before.json").read_text())["kinds"]
+    return kinds
+
+
 def write_csv(name: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """Write one table of the report."""
     with (FOLDER / name).open("w", newline="") as file:
@@ -116,7 +157,7 @@ def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
 
 def list_kinds(report: AccuracyReport) -> list[list[str]]:
     """One row per kind of quantity."""
-    before: dict[str, dict[str, Any]] = json.loads((ROOT / "benchmarks" / "accuracy_before.json").read_text())["kinds"]
+    before = _read_earlier_kinds()
     factors = {error.kind: f"{error.factor:.2f}" for error in list_errors() if not error.of and error.is_known}
     rows = []
     for kind, summary in sorted(report.summary.items()):
