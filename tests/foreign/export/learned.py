@@ -20,6 +20,11 @@ def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict
     has_loss, has_reward = configuration[f"{actor}use_kl_loss"], configuration["algorithm.use_kl_in_reward"]
     kind = configuration[f"{actor}kl_loss_type"] if has_loss else configuration["algorithm.kl_penalty"]
     coefficient = configuration[f"{actor}kl_loss_coef"] if has_loss else configuration["algorithm.kl_ctrl.kl_coef"]
+    dual_clip, has_dual_clip = (
+        configuration[f"{actor}clip_ratio_c"],
+        configuration[f"{actor}policy_loss.loss_mode"] == "vanilla",
+    )
+    level = configuration["algorithm.rollout_correction.rollout_is"]
     return {
         "learning_rate": configuration[f"{optim}lr"],
         "lr_scheduler_type": configuration[f"{optim}lr_decay_style" if is_megatron else f"{optim}lr_scheduler_type"],
@@ -35,10 +40,14 @@ def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict
         "gradient_clipping": configuration[f"{optim}clip_grad"],
         "clip_low": configuration[f"{actor}clip_ratio_low"],
         "clip_high": configuration[f"{actor}clip_ratio_high"],
+        "dual_clip": dual_clip if has_dual_clip and dual_clip <= 1e6 else 0,
+        "has_unbiased_kl": False,
         "entropy_coef": configuration[f"{actor}entropy_coeff"],
         "kl_coef": coefficient if has_loss or has_reward else 0,
         "kl_in": "loss" if has_loss else "reward" if has_reward else "",
-        "importance": {"token": "truncate", None: "none"}[configuration["algorithm.rollout_correction.rollout_is"]],
+        "importance": {"token": "truncate", "sequence": "truncate", None: "none"}[level],
+        "importance_level": level,
+        "importance_veto": 0,
         "importance_low": 0,
         "importance_high": configuration["algorithm.rollout_correction.rollout_is_threshold"],
         "overlong_buffer": configuration.get(f"{OVERLONG}len", 0) if configuration.get(f"{OVERLONG}enable") else 0,
@@ -67,16 +76,15 @@ def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict
                 configuration["algorithm.rollout_correction.bypass_mode"],
             ],
             configuration["algorithm.kl_ctrl.type"],
-            configuration[f"{actor}clip_ratio_c"] > 1e6 or configuration[f"{actor}policy_loss.loss_mode"] != "vanilla",
         ],
     }
 
 
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 FIXED = {
-    "verl": [[1, -1], [None, False], "fixed", True],
-    "openrlhf": [1.0, None, None, False, True],
-    "trl": [[1.0, 0, None, 1.0], [None, None, 1.0], [True, False, False], True],
+    "verl": [[1, -1], [None, False], "fixed"],
+    "openrlhf": [1.0, None, False, True],
+    "trl": [[1.0, 0, None, 1.0], [None, 1.0], [True, False, False]],
 }
 """Top-p and top-k that cut nothing, no second clip, no adaptive coefficient, no clipped or normalized rewards."""
 
@@ -97,6 +105,8 @@ def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
         "lr_warmup_steps": 0,
         "min_lr_ratio": 0 if scheduler == "cosine" else configuration["actor.min_lr_ratio"],
         "importance": importance,
+        "importance_level": configuration[f"{CORRECTION}level"],
+        "importance_veto": 0,
         "importance_low": configuration[f"{CORRECTION}threshold"][0],
         "importance_high": configuration[f"{CORRECTION}threshold"][1],
         "overlong_buffer": configuration["reward.overlong_buffer_len"] or 0,
@@ -109,6 +119,8 @@ def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
         "gradient_clipping": configuration["actor.max_norm"],
         "clip_low": low,
         "clip_high": high,
+        "dual_clip": configuration["actor.dual_clip"] or 0,
+        "has_unbiased_kl": False,
         "entropy_coef": configuration["actor.entropy_coef"] or 0,
         "kl_coef": configuration["algo.kl.init_coef"],
         "kl_in": "loss" if configuration["algo.kl.use_loss"] else "reward",
@@ -125,7 +137,6 @@ def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
         "num_epochs_per_step": configuration["train.max_epochs"],
         "fixed": [
             configuration["rollout.top_p"],
-            configuration["actor.dual_clip"],
             configuration["algo.kl.target"],
             configuration["reward.normalize_enable"],
             configuration["reward.clip_range"][1] > 1e6,
@@ -135,12 +146,12 @@ def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
 
 TRL_CONSTANT = ("constant", "constant_with_warmup")
 TRL_TOKENS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
-TRL_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
 
 
 def learned_by_trl(configuration: Any) -> dict[str, Any]:
     """TRL's learning settings, from the attributes of its GRPOConfig."""
     is_corrected = configuration.use_vllm and configuration.vllm_importance_sampling_correction
+    level, _, mode = configuration.vllm_importance_sampling_mode.partition("_")
     return trained_by_trl(configuration) | {
         "kl_coef": configuration.beta,
         "clip_low": configuration.epsilon,
@@ -149,7 +160,11 @@ def learned_by_trl(configuration: Any) -> dict[str, Any]:
         "kl_in": "loss",
         "kl_estimator": "k3",
         "token_weights": TRL_TOKENS[configuration.loss_type],
-        "importance": TRL_MODES[configuration.vllm_importance_sampling_mode] if is_corrected else "none",
+        "dual_clip": configuration.delta or 0,
+        "has_unbiased_kl": configuration.use_bias_correction_kl,
+        "importance": mode if is_corrected else "none",
+        "importance_level": level,
+        "importance_veto": 0,
         "importance_low": configuration.vllm_importance_sampling_clip_min or 0,
         "importance_high": configuration.vllm_importance_sampling_clip_max,
         "overlong_buffer": 0,
@@ -159,9 +174,8 @@ def learned_by_trl(configuration: Any) -> dict[str, Any]:
         "num_epochs_per_step": configuration.num_iterations,
         "fixed": [
             [configuration.top_p, configuration.top_k, configuration.min_p, configuration.repetition_penalty],
-            [configuration.delta, configuration.off_policy_mask_threshold, configuration.top_entropy_quantile],
+            [configuration.off_policy_mask_threshold, configuration.top_entropy_quantile],
             [configuration.disable_dropout, configuration.sync_ref_model, configuration.use_adaptive_entropy],
-            configuration.beta == 0 or configuration.use_bias_correction_kl is False,
         ],
     }
 
@@ -220,6 +234,9 @@ LEARNING = (
     ("algorithm.overlong_buffer=256", "algorithm.overlong_penalty=0.7"),
     ("algorithm.importance=truncate", "algorithm.importance_high=3.5"),
     ("algorithm.importance=none",),
+    ("algorithm.importance=none", "algorithm.dual_clip=3.5"),
+    ("algorithm.importance=truncate", "algorithm.importance_level=sequence"),
+    ("algorithm.importance=none", "algorithm.has_unbiased_kl=true", "algorithm.kl_coef=0.004"),
 )
 AHEAD = (
     *("placement.placement=disaggregated", "placement.max_staleness=1", "placement.partial_rollouts=false"),

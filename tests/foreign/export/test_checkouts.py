@@ -53,7 +53,11 @@ def learned_by_slime(configuration: dict[str, Any], *, is_megatron: bool) -> dic
         "kl_in": "loss" if has_loss else "reward",
         "kl_estimator": {"low_var_kl": "k3"}.get(configuration["kl_loss_type"], configuration["kl_loss_type"]),
         "token_weights": "token" if configuration["calculate_per_token_loss"] else "sequence",
+        "dual_clip": configuration["eps_clip_c"] or 0,
+        "has_unbiased_kl": configuration["use_unbiased_kl"],
         "importance": "truncate" if configuration["use_tis"] else "none",
+        "importance_level": "token",
+        "importance_veto": 0,
         "importance_low": configuration["tis_clip_low"],
         "importance_high": configuration["tis_clip"],
         "masks_truncated": False,
@@ -69,7 +73,6 @@ def learned_by_slime(configuration: dict[str, Any], *, is_megatron: bool) -> dic
         "fixed": [
             [configuration["rollout_top_p"], configuration["rollout_top_k"]],
             [configuration["attention_dropout"], configuration["hidden_dropout"]],
-            configuration["eps_clip_c"],
         ],
     }
 
@@ -97,6 +100,10 @@ def learned_by_nemo_rl(configuration: dict[str, Any], *, is_megatron: bool) -> d
         "kl_in": "reward" if configuration.get(f"{loss}use_kl_in_reward") else "loss",
         "kl_estimator": configuration[f"{loss}reference_policy_kl_type"],
         "token_weights": "token" if configuration[f"{loss}token_level_loss"] else "sequence",
+        "dual_clip": configuration[f"{loss}ratio_clip_c"] or 0,
+        "has_unbiased_kl": False,
+        "importance_level": "token",
+        "importance_veto": 0,
         "importance": kinds[kind] if configuration[f"{loss}use_importance_sampling_correction"] else "none",
         "importance_low": configuration.get(f"{loss}truncated_importance_sampling_ratio_min") or 0,
         "importance_high": configuration[f"{loss}truncated_importance_sampling_ratio"],
@@ -108,7 +115,6 @@ def learned_by_nemo_rl(configuration: dict[str, Any], *, is_megatron: bool) -> d
         "num_epochs_per_step": 1,
         "fixed": [
             [configuration["policy.generation.top_p"], configuration["policy.generation.top_k"]],
-            configuration[f"{loss}ratio_clip_c"],
             configuration["grpo.use_dynamic_sampling"],
             configuration["grpo.reward_shaping.enabled"],
         ],
@@ -116,7 +122,7 @@ def learned_by_nemo_rl(configuration: dict[str, Any], *, is_megatron: bool) -> d
 
 
 LEARNED = {"slime": learned_by_slime, "nemo_rl": learned_by_nemo_rl}
-FIXED = {"slime": [[1.0, -1], [0.0, 0.0], None], "nemo_rl": [[1.0, None], None, False, False]}
+FIXED = {"slime": [[1.0, -1], [0.0, 0.0]], "nemo_rl": [[1.0, None], False, False]}
 BACKENDS = {"slime": ((),), "nemo_rl": ((), ("training.backend=megatron",))}
 
 
