@@ -176,10 +176,11 @@ site: setup ## the pages of docs/ as a site, below build/docs
 audit: setup ## known vulnerabilities of the locked packages; it says NOT AUDITED where no index answers
 	@exec $(VENV)/bin/python -m pytest -q -rs -m nightly tests/trust/test_audit.py $(ARGS)
 
-release: ## the wheel and its bill of materials, in dist/ (.github/workflows/release.yml signs both)
+release: ## the wheel, the source archive and the bill of materials, in dist/ (.github/workflows/release.yml signs them)
 	@$(or $(PYTHON),python3) -m venv build/tools
-	build/tools/bin/pip install -q hatchling 'ruamel.yaml>=0.19,<0.20' cyclonedx-bom==7.5.0
-	rm -rf dist && build/tools/bin/python -m hatchling build -t wheel
+	build/tools/bin/pip install -q hatchling 'ruamel.yaml>=0.19,<0.20' cyclonedx-bom==7.5.0 twine==7.0.0
+	rm -rf dist && build/tools/bin/python -m hatchling build -t wheel -t sdist
+	build/tools/bin/twine check --strict dist/*
 	exec build/tools/bin/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible -o dist/rlplan.cdx.json
 
 clean: ## remove build outputs and caches; .venv and runs/ stay

@@ -64,6 +64,8 @@ class Question:
     """Plan that was read; None: it must still be found."""
     assumed: tuple[str, ...] = ()
     """Assumptions where the words of the question were open."""
+    asks_cost: bool = False
+    """Whether the words also ask for dollars."""
 
     @property
     def serves(self) -> bool:
@@ -136,7 +138,7 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         assumed = [*reading.assumed, *([] if "algorithm" in keys else [job.algorithm.name])]
         if not any(word.startswith("workload.") for word in reading.overrides):
             assumed.append("default batch and lengths")
-        return Question(job, assumed=tuple(assumed))
+        return Question(job, assumed=tuple(assumed), asks_cost=reading.asks_cost)
     path, reading = Path(text), read_options(named, words[1:], objective)
     asks = tuple(f"{key}={json.dumps(value)}" for key, value in reading.keys.items())
     if is_plan_path(path):

@@ -306,12 +306,13 @@ def _suggest_usage(message: str, path: str) -> str:
     if option and (possible := re.search(r"Possible options: (--\S*?)[,)]", message)):
         return shlex.join(["rlplan", *(possible[1] if word == option[1] else word for word in sys.argv[1:])])
     if option and path == "rlplan":
-        return shlex.join(["rlplan", "estimate", *sys.argv[1:]])
+        words = [_correct_key(word) if word.startswith(option[1]) else word for word in sys.argv[1:]]
+        return shlex.join(["rlplan", "estimate", *words])
     if option and "Did you mean" not in message:
         typed = next((word for word in sys.argv if word.startswith(option[1])), "")
         if "=" in typed or "." in option[2] or "_" in option[2]:
-            value = typed.partition("=")[2] or "VALUE"
-            return f"write keys of a job without dashes: {option[2]}={value}"
+            key = _correct_key(f"{option[1]}={typed.partition('=')[2] or 'VALUE'}")
+            return f"write keys of a job without dashes: {key.lstrip('-')}"
     if near := re.search(r"No such command '.*?'\. Did you mean '([^']+)'", message):
         return shlex.join([*path.split(), near[1], *sys.argv[1 + len(path.split()) :]])
     command = path.rpartition(" ")[2]
@@ -319,6 +320,15 @@ def _suggest_usage(message: str, path: str) -> str:
     if present := _find_sources(command):
         return shlex.join(["rlplan", command, *present])
     return f"for example: {next(filter(_has_files, examples), examples[0])}"
+
+
+def _correct_key(word: str) -> str:
+    """An option of a job's key with the nearest key: `--rolout.tp=4` becomes `rollout.tp=4`; else unchanged."""
+    from rlplan.spec.typed_words import list_keys
+
+    key, equals, value = word.lstrip("-").partition("=")
+    near = re.search(r"'(.+)'", did_you_mean(key, list_keys()))
+    return f"{near[1]}{equals}{value}" if near else word
 
 
 def _has_files(example: str) -> bool:

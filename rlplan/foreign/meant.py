@@ -99,7 +99,8 @@ def _find_misplaced(key: str, assignment: str) -> str:
     keys = [
         candidate for candidate in keys if not candidate.startswith(("scoring.", "roles."))
     ] or keys  # sizes of one role are rare
-    keys = keys or [candidate for candidate in job_keys() if part and candidate.startswith(f"{key}_")]
+    stem = key.removesuffix("s")  # workload.num_prompt, and num_prompts_per_step
+    keys = keys or [name for name in job_keys() if part and name.startswith((f"{stem}_", f"{stem}s_"))]
     return f"write {' or '.join(candidate + assignment for candidate in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 
 

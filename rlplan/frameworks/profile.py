@@ -291,10 +291,10 @@ def _read_profile(name: str) -> dict[str, Any]:
     profile: dict[str, Any]
     if as_json.is_file():
         profile = json.loads(as_json.read_text("utf-8"))
-        return profile
-    from ruamel.yaml import YAML  # lazy: its import takes as long as a short command
+    else:
+        from ruamel.yaml import YAML  # lazy: its import takes as long as a short command
 
-    profile = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
+        profile = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
     return merge_mappings(_read_profile(base), profile) if (base := profile.pop("stands_on", "")) else profile
 
 

@@ -10,7 +10,7 @@ answer can say it; a job file is exact and has no such guesses.
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -36,7 +36,25 @@ from rlplan.spec.hardware.typed import (
 from rlplan.spec.models.catalogue import find_model, find_model_path
 from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.parts.workload import WorkloadSpec
-from rlplan.spec.typed_words import find_leaf, list_frameworks, list_keys, load_words, read_algorithm
+from rlplan.spec.typed_words import (
+    CHEAPEST,
+    COST,
+    HOW_MANY,
+    LONGEST,
+    MONEY,
+    POOLS,
+    ROLES,
+    SPLIT,
+    VERSUS,
+    WHICH_MODEL,
+    compile_numbers,
+    find_leaf,
+    list_frameworks,
+    list_keys,
+    load_words,
+    read_algorithm,
+    search_names,
+)
 from rlplan.units import parse_tokens
 from rlplan.vocabulary import Dtype
 
@@ -63,41 +81,12 @@ _NO_KIND = re.compile(
 _OVERRIDE = re.compile(r"[\w.+-]+\s*=\s*(?:\S*|[{\[\"'].*)", re.DOTALL)
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)(?:[.~][\w.~-]*|[A-Za-z][\w.-]+)?/(?=[\w.-]{2})[\w./-]+(?!\S)")
-_HOW_MANY = re.compile(
-    r"\b(?:how many|how much (?:gpu )?(?:v?ram|memory)|"
-    r"(?:v?ram|memory|gpus?|hardware) (?:\w+ )?(?:need(?:ed)?|required?|requirements?)"
-    r"|(?:fewest|least|minimum|min)(?: number of)?(?= gpus?\b))"
-)
-"""Questions for the number of GPUs."""
-_CHEAPEST = re.compile(r"\b(?:cheap(?:est)?|budget|dollars|(?:which|what|best) (?:gpus?|hardware|cluster))\b|\$")
-"""Questions for the kind of GPUs, which `compare` answers."""
-_WHICH_MODEL = re.compile(
-    r"\b(?:how (?:big|large)|(?:biggest|largest|max(?:imum)?|best|what|which)(?: size)?) "
-    r"(?:\w+ ){0,3}?(?:models?|llms?)\b"
-)
-"""Questions for the model, which `solve model` answers."""
-_MODEL_WORDS = r"(\S+(?:\s\d[\d.]*b\b)?)"
-_ROLES = (
-    (re.compile(rf"\bteacher(?: model)?(?: is|:|=)?\s+{_MODEL_WORDS}"), "teacher"),
-    (re.compile(rf"\bdistill?(?:ing)?\s+(?:from )?{_MODEL_WORDS} (?:in)?to\b"), "teacher"),
-    (re.compile(rf"\bwith (?:an? |the )?{_MODEL_WORDS} (?:reward model|rm)\b"), "reward"),
-)
-"""Models beside the policy."""
-_SPLIT = re.compile(
-    r"(?<!\S)(\d+)\s*(?:gpus?\s*)?(?:for\s+)?train\w*\W+(?:and\s+)?(\d+)\s*(?:gpus?\s*)?(?:for\s+)?"
-    r"(?:rollouts?|generat\w+|inference)\b"
-)
-_MONEY = re.compile(
-    r"(?:\$\s?\d[\d,.]*k?|\b\d[\d,.]*k?\s*(?:dollars?|usd|bucks))(?:\s*(?:/|per|an)\s*h\w*)?|\b\d+\s*/\s*h\w*"
-)
 RENTED = "8xh100-sxm,8xa100-sxm-80gb,8xl40s,8xrtx-4090"
 """Clusters that a question for the cheapest way compares."""
 MOST_NAMED = 5
 """Most words of a model's name within a sentence."""
 MOST_GPUS = 256
 """Most GPUs that a question for their number considers."""
-_POOLS = re.compile(r"\b(train\w*|learner)\b|\b(rollouts?|generat\w+|infer\w*|vllm|engines?)\b")
-_VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
 
 
 @dataclass
@@ -110,6 +99,8 @@ class Reading:
     """Overrides `KEY=VALUE` with dotted keys."""
     assumed: list[str] = field(default_factory=list)
     """Assumptions where the question is open, in words."""
+    asks_cost: bool = False
+    """Whether the question is also for dollars."""
 
     @property
     def command(self) -> str:
@@ -158,20 +149,28 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
         way_out = f"rlplan {verb} {whole.command}"
         raise SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out) from None
     _read_sentence(reading, rest, verb)
+    reading.asks_cost = bool(COST.search(rest.lower()))
     missing = {"hardware": USUAL, "policy": USUAL_MODEL}
     for key in missing:
         if key not in reading.keys and not any(word.startswith(f"{key}.") for word in reading.overrides):
             raise _refuse_open_question(key, Reading(missing | reading.keys, reading.overrides), normalize(rest), verb)
+    if (longest := LONGEST.search(normalize(rest))) and verb == "estimate":
+        raise SpecError(
+            f"{longest[0]}: a question for `rlplan solve`",
+            where=WHERE,
+            rule="an estimate has one value for each key; solve finds the largest one that fits",
+            way_out=f"rlplan solve {longest[1]} {reading.command}",
+        )
     return reading
 
 
 def _refuse_open_question(key: str, whole: Reading, text: str, verb: str) -> SpecError:
     """The question back for GPUs or a model. whole: the question with the usual ones. text: the question as typed."""
     way_out = f"rlplan {verb} {whole.command}"
-    if key == "hardware" and _CHEAPEST.search(text) and verb == "estimate":
+    if key == "hardware" and CHEAPEST.search(text) and verb == "estimate":
         sized = Reading({name: value for name, value in whole.keys.items() if name not in (key, "framework")})
         way_out = shlex.join(["rlplan", "compare", *sized.words, *whole.overrides, "--gpus", RENTED])
-    elif key == "policy" and _WHICH_MODEL.search(text):
+    elif key == "policy" and WHICH_MODEL.search(text):
         del whole.keys[key]
         way_out = f"rlplan solve model {whole.command}"
     return SpecError(
@@ -314,7 +313,7 @@ def lacks_bfloat16(keys: Mapping[str, Any]) -> bool:
 
 def add_override(reading: Reading, word: str) -> None:
     """Add an override, whose key may be short or another stack's: `lora=16`, `batch_size=512`, `context=16k`."""
-    typed, _, value = (part.strip() for part in word.partition("="))
+    typed, _, value = (part.strip() for part in word.lstrip("-").partition("="))
     short = typed.lower().lstrip("+-").replace("-", "_")
     key = load_words()["keys"].get(short, typed) if "." not in typed else typed
     if key == typed and "." not in typed and value[:1] not in ("{", "["):  # `placement={...}` is a part of a job
@@ -368,17 +367,17 @@ def _read_sentence(reading: Reading, text: str, verb: str) -> None:
         text = text.replace(match[0], _GAP, 1)
         break
     text = _take_gpus(reading, normalize(text), verb)
-    for pattern, role in _ROLES:
+    for pattern, role in ROLES:
         if beside := pattern.search(text):
             reading.overrides.append(f"roles.{role}.path={read_model(beside[1], WHERE, reading.assumed)}")
             text = f"{text[: beside.start()]}{_GAP}{text[beside.end() :]}"
-    if split := _SPLIT.search(text):  # `6 train 2 rollout`
-        reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={split[2]}"]
-    text = _MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text)
+    if split := SPLIT.search(text):
+        _split_gpus(reading, int(split[1] or split[4]), int(split[2] or split[3]))
+    text = MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text)
     text = _take_adapters(reading, text)
-    for pattern, key in _compile_numbers():
+    for pattern, key in compile_numbers():
         text = _take_number(reading, text, pattern, key)
-    text = _take_names(reading, text)
+    text = _take_names(reading, text, verb)
     _take_model(reading, text, verb)
 
 
@@ -393,22 +392,22 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
         text = f"{text[: match.start()]}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
     if clusters:
         parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
-        roles = [bool(match[1]) for match in _POOLS.finditer(text)]
+        roles = [bool(match[1]) for match in POOLS.finditer(text)]
         if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
-            typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), _POOLS.sub(_GAP, text)
+            typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), POOLS.sub(_GAP, text)
         elif len(clusters) > 1 and not clusters[0][1]:
             shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
             raise SpecError(
                 f"{len(clusters)} clusters: {', '.join(parts)}",
                 where=WHERE,
                 rule=ONE_CLUSTER,
-                way_out=f"rlplan compare {shlex.quote(_VERSUS.sub(' ', text).strip())} --gpus {shown}",
+                way_out=f"rlplan compare {shlex.quote(VERSUS.sub(' ', text).strip())} --gpus {shown}",
             )
         try:
             reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
         except SpecError as error:
             raise _correct_gpus(reading, error, text, verb) from None
-        if _HOW_MANY.search(text) and not has_count(typed):
+        if HOW_MANY.search(text) and not has_count(typed):
             _ask_for_fewest(reading)
         return text
     cpu = "|".join(sorted(map(re.escape, load_machines()["cpu"]), key=len, reverse=True))
@@ -420,7 +419,7 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
         filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
     )
     rest = text.replace(match[0], _GAP, 1) if match else text
-    if _HOW_MANY.search(text) and (match is None or re.fullmatch(r"\D*gpus?", match[0])):
+    if HOW_MANY.search(text) and (match is None or re.fullmatch(r"\D*gpus?", match[0])):
         reading.keys["hardware"] = read_hardware(USUAL, WHERE, [])
         reading.assumed.append("")
         _ask_for_fewest(reading)
@@ -432,6 +431,15 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     except SpecError as error:
         raise _correct_gpus(reading, error, rest, verb) from None
     return rest
+
+
+def _split_gpus(reading: Reading, trains: int, generates: int) -> None:
+    """Let some GPUs train and others generate; together they are the GPUs, where no other number was typed."""
+    reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={generates}"]
+    count, _, kind = reading.keys.get("hardware", "").partition("x")
+    if count == "1" and reading.assumed and reading.assumed[-1].startswith("one "):
+        reading.keys["hardware"] = f"{trains + generates}x{kind}"
+        reading.assumed.pop()
 
 
 def _join_pools(reading: Reading, parts: Sequence[str]) -> str:
@@ -495,18 +503,6 @@ def _take_adapters(reading: Reading, text: str) -> str:
     return text
 
 
-@cache
-def _compile_numbers() -> list[tuple[re.Pattern[str], str]]:
-    """Expressions of numbers with what they count, as a short key."""
-
-    def expand(pattern: str) -> str:
-        for name, part in load_words()["fragments"].items():
-            pattern = pattern.replace(f"<{name}>", part)
-        return expand(pattern) if re.search(r"(?<!\()<[A-Z]+>", pattern) else pattern
-
-    return [(re.compile(rf"(?<![\w.-]){expand(pattern)}(?!\w)"), key) for pattern, key in load_words()["numbers"]]
-
-
 def _take_number(reading: Reading, text: str, pattern: re.Pattern[str], key: str) -> str:
     match = pattern.search(text)
     if match is None:
@@ -522,30 +518,35 @@ def _take_number(reading: Reading, text: str, pattern: re.Pattern[str], key: str
     return f"{text[: match.start()]}{_GAP}{text[match.end() :]}"
 
 
-def _take_names(reading: Reading, text: str) -> str:
+def _take_names(reading: Reading, text: str, verb: str) -> str:
     """Take the framework, the algorithm, the placement and the format of rollouts out of a sentence."""
     tables, frameworks = load_words(), list_frameworks()
-    if match := _search_names(frameworks, text, r"(?:@v?[\d.]+)?"):
+    if match := search_names(frameworks, text, r"(?:@v?[\d.]+)?"):
         name, _, version = match[0].partition("@")
         reading.keys.setdefault("framework", frameworks[name] + f"@{version}" * bool(version))
         text = text.replace(match[0], _GAP, 1)
+    if match := search_names(tables["unplanned_algorithms"], text):
+        near = tables["unplanned_algorithms"][match[0]]
+        whole = Reading({**reading.keys}, [*reading.overrides])
+        _read_sentence(whole, text.replace(match[0], near), verb)
+        whole.keys = {"policy": USUAL_MODEL, "hardware": USUAL} | whole.keys
+        raise SpecError(
+            f"algorithm '{match[0]}' is not planned",
+            where=WHERE,
+            rule=f"one of {', '.join(ALGORITHMS)}",
+            way_out=f"rlplan {verb} {whole.command}",
+        )
     algorithms = tables["algorithms"] | {name: name for name in ALGORITHMS}
     algorithms |= {name.replace("_", sign): name for name in ALGORITHMS for sign in " -" if "_" in name}
     exact = {name: value for name, value in algorithms.items() if value == name.replace(" ", "_").replace("-", "_")}
-    while match := _search_names(exact, text) or _search_names(algorithms, text):
+    while match := search_names(exact, text) or search_names(algorithms, text):
         reading.keys.setdefault("algorithm", algorithms[match[0]])
         text = text.replace(match[0], _GAP, 1)
-    while match := _search_names(tables["settings"], text):
+    while match := search_names(tables["settings"], text):
         for override in tables["settings"][match[0]].split():
             add_override(reading, override)
         text = text.replace(match[0], _GAP, 1)
     return text
-
-
-def _search_names(names: Iterable[str], text: str, after: str = "") -> re.Match[str] | None:
-    """The first of some names in a text, the longest where several begin at one place."""
-    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.search(rf"(?<![\w-])(?:{words}){after}(?![\w+-])", text)
 
 
 def _take_model(reading: Reading, text: str, verb: str) -> None:

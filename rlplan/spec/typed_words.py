@@ -1,9 +1,10 @@
-"""Words of typed questions: the tables of typed.json, names of frameworks and algorithms, keys of a job.
+"""Words of typed questions: expressions, the tables of typed.json, frameworks, algorithms, keys of a job.
 
 In: words. Out: what each means. Left out: sentences (typed.py).
 """
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,43 @@ from typing import Any
 from rlplan.frameworks.profile import NAMES
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import read_json
+
+HOW_MANY = re.compile(
+    r"\b(?:how many|how much (?:gpu )?(?:v?ram|memory)|"
+    r"(?:v?ram|memory|gpus?|hardware) (?:\w+ )?(?:need(?:ed)?|required?|requirements?)"
+    r"|(?:fewest|least|minimum|min)(?: number of)?(?= gpus?\b))"
+)
+"""Questions for the number of GPUs."""
+CHEAPEST = re.compile(r"\b(?:cheap(?:est)?|budget|dollars|(?:which|what|best) (?:gpus?|hardware|cluster))\b|\$")
+"""Questions for the kind of GPUs, which `compare` answers."""
+WHICH_MODEL = re.compile(
+    r"\b(?:how (?:big|large)|(?:biggest|largest|max(?:imum)?|best|what|which)(?: size)?) "
+    r"(?:\w+ ){0,3}?(?:models?|llms?)\b"
+)
+"""Questions for the model, which `solve model` answers."""
+_MODEL_WORDS = r"(\S+(?:\s\d[\d.]*b\b)?)"
+ROLES = (
+    (re.compile(rf"\bteacher(?: model)?(?: is|:|=)?\s+{_MODEL_WORDS}"), "teacher"),
+    (re.compile(rf"\bdistill?(?:ing)?\s+(?:from )?{_MODEL_WORDS} (?:in)?to\b"), "teacher"),
+    (re.compile(rf"\bwith (?:an? |the )?{_MODEL_WORDS} (?:reward model|rm)\b"), "reward"),
+)
+"""Models beside the policy."""
+_PART = r"(?<!\S)(\d+)\s*(?:gpus?\s*)?(?:for\s+)?{}\b(?:\s*gpus?\b)?"
+_TRAINS, _GENERATES = _PART.format(r"train\w*"), _PART.format(r"(?:rollouts?|generat\w+|inference)")
+SPLIT = re.compile(rf"{_TRAINS}\W+(?:and\s+)?{_GENERATES}|{_GENERATES}\W+(?:and\s+)?{_TRAINS}")
+"""GPUs that train and others that generate: `6 train 2 rollout`."""
+LONGEST = re.compile(
+    r"\b(?:max(?:imum)?|longest|largest|biggest)\s(context|response)\b(?:\s(?:size|length|len|window))?"
+    r"(?!\s*(?:of|is|=|:|up to)?\s*\d)"
+)
+"""Questions for the largest value of a key, which `solve` answers."""
+MONEY = re.compile(
+    r"(?:\$\s?\d[\d,.]*k?|\b\d[\d,.]*k?\s*(?:dollars?|usd|bucks))(?:\s*(?:/|per|an)\s*h\w*)?|\b\d+\s*/\s*h\w*"
+)
+POOLS = re.compile(r"\b(train\w*|learner)\b|\b(rollouts?|generat\w+|infer\w*|vllm|engines?)\b")
+VERSUS = re.compile(r"\s*(?:;|\b(?:vs\.?|versus|or|on|and|compare[d]?(?: to)?)\b)\s*")
+COST = re.compile(r"\b(?:costs?|price[sd]?|dollars?|usd|bucks|expensive)\b|\$")
+"""Questions for dollars."""
 
 
 @cache
@@ -64,3 +102,21 @@ def list_keys() -> frozenset[str]:
     from rlplan.spec.files.job_schema import job_keys
 
     return frozenset(job_keys())
+
+
+@cache
+def compile_numbers() -> list[tuple[re.Pattern[str], str]]:
+    """Expressions of numbers with what they count, as a short key."""
+
+    def expand(pattern: str) -> str:
+        for name, part in load_words()["fragments"].items():
+            pattern = pattern.replace(f"<{name}>", part)
+        return expand(pattern) if re.search(r"(?<!\()<[A-Z]+>", pattern) else pattern
+
+    return [(re.compile(rf"(?<![\w.-]){expand(pattern)}(?!\w)"), key) for pattern, key in load_words()["numbers"]]
+
+
+def search_names(names: Iterable[str], text: str, after: str = "") -> re.Match[str] | None:
+    """The first of some names in a text, the longest where several begin at one place."""
+    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.search(rf"(?<![\w-])(?:{words}){after}(?![\w+-])", text)

@@ -102,6 +102,21 @@ def test_the_installed_wheel_looks_words_up_and_writes_a_job_from_another_folder
     assert (watched.returncode, "is not a run folder" in watched.stderr) == (2, True)
 
 
+READ_FRAMEWORKS = """
+from rlplan.frameworks.profile import NAMES, find_release, list_versions
+print([find_release(f"{name}@{version}") for name in NAMES for version in list_versions(name)])
+"""
+
+
+def test_the_installed_wheel_reads_every_release_of_every_framework_as_the_checkout_does(
+    fresh_venv: Path, tmp_path: Path
+):
+    done = run_outside(fresh_venv, tmp_path, "python", "-c", READ_FRAMEWORKS)
+    assert done.returncode == 0, done.stderr
+    here = subprocess.run([sys.executable, "-c", READ_FRAMEWORKS], capture_output=True, text=True, check=True)
+    assert done.stdout == here.stdout
+
+
 @pytest.mark.nightly
 def test_the_installed_wheel_lists_every_profile_from_another_folder(fresh_venv: Path, tmp_path: Path):
     done = run_outside(fresh_venv, tmp_path, "rlplan", "profiles", "list")

@@ -12,7 +12,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.sources import JobWords, read_question
 from rlplan.spec.files.yaml import read_yaml
-from rlplan.spec.hardware.typed import is_hardware, parse_pools
+from rlplan.spec.hardware.typed import is_hardware, load_machines, parse_pools
 from rlplan.spec.models.names import match_model
 from rlplan.spec.typed import Reading, add_override, default_overrides, read_typed
 from rlplan.vocabulary import Dtype
@@ -48,7 +48,7 @@ def test_a_phrase_is_read_or_its_way_out_works(phrase: str, command: str, num_as
             read_typed(shlex.split(phrase))
         assert caught.value.way_out == command.removeprefix("! ")
         assert (
-            command.startswith(("! rlplan compare", "! rlplan solve model"))
+            command.startswith(("! rlplan compare", "! rlplan solve"))
             or {"policy", "hardware"} <= type_command(caught.value.way_out).keys.keys()
         )
         return
@@ -120,3 +120,9 @@ def test_adapters_of_a_job_file_are_switched_off() -> None:
     reading = Reading()
     add_override(reading, "lora=false")
     assert reading.overrides == ["training.lora=null"]
+
+
+def test_every_machine_of_a_cloud_names_its_source() -> None:
+    machines = load_machines()
+    unsourced = [name for name in machines["machines"] if not name.startswith(tuple(machines["sources"]))]
+    assert unsourced == []

@@ -56,6 +56,10 @@ def command(job: JobArguments, trace: Trace = False, verbose: Verbose = False, a
         if not as_json:
             show_stage(name)
             show_answer(plan, question.assumed)
+            if question.asks_cost and plan.seconds:
+                from rlplan_cli.render.compare import show_cost
+
+                show_cost(plan)
             if verbose:
                 show_estimate(plan)
         else:

@@ -1,12 +1,14 @@
 """`rlplan profiles`: lists, shows, detects and measures hardware profiles."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import FOLDER_VARIABLE, find_profile, load_profiles, read_profile
 from rlplan.spec.hardware.profile import (
@@ -62,7 +64,12 @@ def show_profile(
 ) -> None:
     """Show one profile with the source of every value."""
     is_file = name.endswith((".yaml", ".yml"))
-    profile = read_profile(Path(name)) if is_file else find_profile(name, where="command line")
+    try:
+        profile = read_profile(Path(name)) if is_file else find_profile(name, where="command line")
+    except SpecError as error:
+        near = re.search(r"Did you mean '([^']+)'", error.rule)
+        way_out = f"rlplan profiles show {near[1]}" if near else error.way_out
+        raise SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out) from None
     if as_json:
         print(profile.model_dump_json(indent=1))
         return

@@ -3,6 +3,7 @@
 In: a CompareResult. Out: stdout. Left out: the page (rlplan/report/plans/comparison.py).
 """
 
+import datetime as dt
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from rich.text import Text
 
 from rlplan.comparison import CompareResult
-from rlplan.planner.measured_errors import find_step_error
+from rlplan.planner.answers.clusters import compute_bill
+from rlplan.planner.measured_errors import find_step_error, predict_step_interval
+from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.results import PlannedResult
-from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
+from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT, read_prices
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import format_verdict
 from rlplan_cli.render.terminal import NARROW, new_table, show_fact, show_left_out, show_text, stdout
@@ -104,6 +107,18 @@ def _show_front(rows: list[dict[str, Any]]) -> None:
     for row in front:
         hardware = shlex.quote(f"hardware={row['hardware']}")
         stdout.print(f"  {hardware} {row['overrides']}", style="dim", soft_wrap=True)
+
+
+def show_cost(plan: Plan) -> None:
+    """Show the dollars of a run with their range, and where the prices are from."""
+    bill, count = compute_bill(plan, read_prices(today=dt.datetime.now(dt.UTC).date())), plan.job.workload.num_steps
+    if bill.dollars_per_run is not None:
+        interval = predict_step_interval(plan)
+        low, high = interval or (plan.seconds, plan.seconds)
+        dollars = bill.dollars_per_run / plan.seconds
+        total = format_range((low * dollars, high * dollars) if interval else None, bill.dollars_per_run, _dollars)
+        show_fact("Cost", f"{count} steps cost {total}, at {_dollars(bill.dollars_per_hour)} per hour")
+    _show_prices([bill.as_json()])
 
 
 def _show_prices(rows: list[dict[str, Any]]) -> None:

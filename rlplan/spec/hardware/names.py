@@ -26,6 +26,8 @@ _BASE = re.compile(r"[a-z]{0,2}\d[a-z\d]*")
 _WORDS = re.compile(r"(?:rtx|gtx|dgx|hgx|pro|tesla|geforce)(?=\d|a\d|[hb]\d)|[a-z\d]+")
 NEAR = 0.6
 """Least similarity of names that an error suggests."""
+MOST_NEAR = 12
+"""Similar names among which the first letter decides."""
 
 
 def split_name(text: str) -> list[str]:
@@ -69,6 +71,8 @@ def match_name(text: str, known: Collection[str], usual: Mapping[str, str]) -> s
     if not find_bases(known) & {*words}:  # `server` or `pro` names no GPU by itself
         return None
     matching = [profile for profile in known if set(words) <= set(profile.split("-"))]
+    if not matching and "pro" in words:  # `colab pro a100`
+        return match_name(re.sub(r"\bpro\b", "", text.lower()), known, usual)
     sized = [profile for profile in matching if {f"{size}gb" for size in memories} <= set(profile.split("-"))]
     chosen = usual.get("-".join(words), "")
     # the memory of a GPU with one variant needs no word in its name: L40S 48GB
@@ -87,9 +91,13 @@ def _list_words(known: Collection[str]) -> set[str]:
 
 
 def find_near_names(text: str, known: Collection[str]) -> list[str]:
-    """Known names that are similar, at most three.
+    """Known names that are similar, at most three; those with the same first letter come first.
 
     >>> find_near_names("h1000", ["h100-sxm", "h100", "l4"])
     ['h100', 'h100-sxm']
+    >>> find_near_names("b100", ["v100", "b200"])
+    ['b200', 'v100']
     """
-    return difflib.get_close_matches("-".join(split_name(text)), list(known), n=3, cutoff=NEAR)
+    typed = "-".join(split_name(text))
+    near = difflib.get_close_matches(typed, list(known), n=MOST_NEAR, cutoff=NEAR)
+    return sorted(near, key=lambda name: name[:1] != typed[:1])[:3]

@@ -87,7 +87,10 @@ def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[st
     )
     exact = "|".join(re.escape(name).replace(r"\-", r"[\s_-]*") for name in whole)
     bases = "|".join(sorted((re.escape(base) for base in find_bases(gpus)), key=len, reverse=True))
-    memory, extra = r"(?:\d{2,3}\s*gi?b?(?!\w)|(?<=-)(?:16|32|40|48|80|96)(?!\w))", rf"(?:{VARIANTS}|{NO_CHOICE})\b"
+    memory, extra = (
+        r"(?:\d{2,3}\s*gi?b?(?!\w)|(?<=-)(?:16|32|40|48|80|96)(?!\w))",
+        rf"(?!tensor\W+parallel)(?:{VARIANTS}|{NO_CHOICE})\b",
+    )
     after = rf"(?:[\s_-]*\(?(?:{memory}|{extra})\)?)*"
     structured = rf"(?:{memory}\s+)?(?:(?:{VENDORS})[\s_-]*)*(?:{bases})s?(?=x\d|[^\w.]|$){after}"
     name = rf"(?:standard_)?(?:(?:nvidia|amd|geforce)[\s-]+)?(?:(?:{exact})s?{after}|{structured})"
@@ -115,6 +118,7 @@ def _get_expression() -> re.Pattern[str]:
 def normalize(text: str) -> str:
     """Lowercase text with plain signs: `8*H100` becomes `8xh100`."""
     text = text.lower().replace("\u00d7", "x").replace("*", "x").replace("\u2011", "-").replace("\u2013", "-")
+    text = re.sub(r"\b\dg\.(?=\d+gb\b)", "", text)  # a slice of MIG, 3g.40gb, counts by its memory
     return re.sub(r"\s+", " ", text).strip()
 
 

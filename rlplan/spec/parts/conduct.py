@@ -92,11 +92,11 @@ class MetricsSpec(Spec):
     is_online: bool = False
     """Whether wandb sends metrics to its server during the run; otherwise it only writes into the run folder. mlflow
     always sends them."""
-    project: Annotated[str, Field(pattern=r"^[\w .-]{1,128}$")] = "rlplan"
+    project: Annotated[str, Field(pattern=r"^[\w .-]+$", max_length=128)] = "rlplan"
     """Project of wandb and trackio, and experiment of mlflow."""
-    entity: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] | None = None
+    entity: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=64)] | None = None
     """Team or user of wandb that owns the run; null: the default of the account."""
-    run_name: Annotated[str, Field(pattern=r"^[\w .:-]{1,128}$")] | None = None
+    run_name: Annotated[str, Field(pattern=r"^[\w .:-]+$", max_length=128)] | None = None
     """Name of the run in loggers; null: the job's name."""
     sink_timeout_s: Seconds = 60.0
     """Seconds that a logger's server gets to answer, and to take the last metrics after the run."""

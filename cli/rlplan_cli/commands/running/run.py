@@ -72,6 +72,8 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
     else:
         source, name = _read(asked.what, asked)
         folder = out or _default_folder(name)
+    if asked.dry_run and not as_json:
+        _show_plan(source)  # before the checks: the plan needs none of a run's packages
     ready = prepare_task(source, asked.address, asked.sandbox, earlier)
     if asked.dry_run:
         with ready as task:
@@ -134,6 +136,13 @@ def _run_stages(asked: RunArguments, out: Path | None, *, with_report: bool, as_
     return True
 
 
+def _show_plan(source: "Plan | Path") -> None:
+    from rlplan.planner.plan import read_plan
+    from rlplan_cli.render.plan import show_speed
+
+    show_speed(read_plan(source / "plan.json") if isinstance(source, Path) else source)
+
+
 def _show_dry_run(task: "Task", folder: Path, *, as_json: bool) -> None:
     if as_json:
         facts = {
@@ -143,9 +152,6 @@ def _show_dry_run(task: "Task", folder: Path, *, as_json: bool) -> None:
         }
         print(json.dumps({"schema_version": 1, "state": "ready", **facts}))
         return
-    from rlplan_cli.render.plan import show_speed
-
-    show_speed(task.plan)
     for line in task.prompts.log_lines:
         print(f"  {line}")
     print(f"ready: a run of {task.spec.job.workload.num_steps} steps would write to {folder}; nothing was started")
