@@ -194,3 +194,11 @@ def test_a_run_is_resumed_after_an_upgrade_unless_its_plan_has_another_schema(
     assert resumed.exit_code == 0, resumed.stderr
     assert "it is skipped" not in (folder / "alarms.jsonl").read_text(), "the last checkpoint is taken"
     assert_same("synchronous", resumed, whole)
+
+
+def test_a_run_whose_folder_was_moved_is_resumed_to_the_same_files(whole: FinishedRun, tmp_path: Path) -> None:
+    interrupt(tmp_path / "run")
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    resumed = resume(folder)
+    assert resumed.exit_code == 0, resumed.stderr
+    assert_same("synchronous", resumed, whole)
