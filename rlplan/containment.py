@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from rlplan import errors
-from rlplan.errors import RlplanError, SpecError
+from rlplan.errors import HostError, RlplanError, SpecError
 from rlplan.reading import describe_path_error, is_file
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def read_contained(
 ) -> Value:
     """The result of `read` in a limited child process. path: the file, for messages. kind: its type, if not JSON data.
 
-    Raises: the RlplanError of `read`; SpecError where it exceeds its budget or fails in any other way.
+    Raises: the RlplanError of `read`; SpecError where it exceeds its budget or fails in any other way; HostError where
+    no child can be started.
     """
 
     adapter: TypeAdapter[Value] | None = None if kind is None else _adapt(cast("Hashable", kind))
@@ -141,11 +142,7 @@ def _adapt(kind: Hashable) -> "TypeAdapter[Any]":
 
 def _ask_child(read: Callable[[], Any], budget: Budget) -> dict[str, Any]:
     """The outcome of `read` in a child, also where the child does not answer."""
-    receiver, sender = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of deadlocks if there are other threads; a child that deadlocks is killed at its deadline
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    receiver, sender, pid = _fork_child()
     if pid == 0:
         _serve(read, budget, sender)
     os.close(sender)
@@ -170,6 +167,26 @@ def _ask_child(read: Callable[[], Any], budget: Budget) -> dict[str, Any]:
         return {"failed": "reading it takes too much memory, or ends its process"}
     outcome: dict[str, Any] = json.loads(b"".join(parts))
     return outcome
+
+
+def _fork_child() -> tuple[int, int, int]:
+    """Both ends of a pipe, and the process id of a new child, which is 0 in the child. Raises: HostError."""
+    ends: tuple[int, ...] = ()
+    try:
+        receiver, sender = ends = os.pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of deadlocks with other threads; a child that deadlocks is killed at its deadline
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return receiver, sender, os.fork()
+    except OSError as error:  # EAGAIN: no processes are left; ENOMEM: no memory; EMFILE: no open files
+        for end in ends:
+            os.close(end)
+        raise HostError(
+            f"no process can be started to read a file: {error.strerror}",
+            where="this machine",
+            rule="each file from outside is read in a process of its own, which needs a process, memory and a pipe",
+            way_out="end other programs, or raise the limits on processes, memory and open files (`ulimit -a`)",
+        ) from None
 
 
 def _serve(read: Callable[[], Any], budget: Budget, sender: int) -> NoReturn:

@@ -4,7 +4,7 @@
       SpecError            the job, profile or data is wrong        exit 2
       NoFeasiblePlanError  a correct, negative answer               exit 1
       EmitError            the framework refuses the job or plan    exit 3
-      HostError            missing extra, version, device, memory   exit 4
+      HostError            missing extra, device, memory, process   exit 4
       RunError             a launched process or a disk failed      exit 5
       InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP     exit 130, 143 or 129, 75 if resumable
     a bug of ours (anything else)                                   exit 70
@@ -75,7 +75,7 @@ class EmitError(RlplanError):
 
 
 class HostError(RlplanError):
-    """This machine lacks an extra, a version, a device, a port or memory."""
+    """This machine lacks an extra, a version, a device, a port, memory or a free process."""
 
     exit_code = 4
 

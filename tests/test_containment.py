@@ -1,5 +1,6 @@
 """A reader in a limited process gives data or a message, whatever the file makes it do."""
 
+import errno
 import os
 import signal
 import socket
@@ -96,6 +97,20 @@ def test_a_reader_prints_nothing_and_leaves_no_process(capfd: pytest.CaptureFixt
     sys.stdout.flush()
     assert capfd.readouterr().out == "before after"
     assert set(psutil.Process().children()) <= before
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOMEM])
+def test_a_machine_that_starts_no_more_processes_is_a_message(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def fork() -> int:
+        raise OSError(error, os.strerror(error))
+
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(
+        HostError, match=r"no process can be started to read a file: .+\n  where: .+\n  rule: .+\n  way"
+    ):
+        read_contained(lambda: 1, FILE)
+    assert psutil.Process().num_fds() == before
 
 
 def test_a_large_file_has_a_larger_budget(tmp_path: Path) -> None:

@@ -147,6 +147,23 @@ PYTHON = {
     "notes without end": "".join(f"if a{i}: b = AConfig()\n" for i in range(7_500)),
     "getattr": "x = getattr(torch, 'a')\n" * 10_000,
     "setattr of long keys": "args = GRPOConfig()\n" + "setattr(args, 'a' + str(1), [1])\n" * 7_500,
+    "lists of named values": "x = [y := " * 80 + "1" + "]" * 80 + "\n" + "z = (a := 1)\n" * 15_000,
+    "a case of many values": "match a:\n    case " + " | ".join(str(i) for i in range(30_000)) + ": x = 1\n",
+    "slices of itself": "x = [1]\n" + "x[0:0] = x\n" * 60 + "x = x[:] + x[::-1]\n" * 60,
+    "merged mappings by an operator": (
+        "x = {" + ",".join(f"'{i}': {i}" for i in range(4_000)) + "}\n" + "x = x | x\n" * 20_000
+    ),
+    "text joined by itself": "t = '"
+    + "a" * 9_000
+    + "'\n"
+    + "x = t.join(t)\n" * 3_000
+    + "x = t.replace('a', t)\n" * 3_000,
+    "powers by a modulus": "x = pow(7, 10**300, 10**300 + 1)\n" * 3_000 + "x = pow(10, 10**9)\n",
+    "bits": "a = 1 << 9000\n" + "a = ~a ^ (a << 1) | a\n" * 9_000,
+    "a pattern": "import re\nx = re.match('(a+)+$', 'a' * 5000 + 'b')\n",
+    "nested functions": "".join(" " * i + f"def f{i}():\n" for i in range(95)) + " " * 95 + "return 1\nf0()\n",
+    "paths of paths": "from pathlib import Path\nx = Path('a')\n" + "x = x / x / x\n" * 60,
+    "half of a pair": "args = GRPOConfig(output_dir='\\ud800\\udfff', run_name='\\x00')\n",
     "large numbers": "args = GRPOConfig(num_generations=1 << 59, max_steps=1 << 59)\n" * 9,
 }
 """Beginnings of Python scripts that end with a configuration of a trainer."""
@@ -224,6 +241,19 @@ SHELL = {
     "comments": "#\n" * 100_000,
     "one long word": "echo " + "a" * 225_000 + "\n",
     "many quotes": "echo " + "''\"\"" * 50_000 + "\n",
+    "capital letters": "X=" + "a" * 9_000 + "\n" + "Y=${X^^}${X,,}${X^}\n" * 9_000,
+    "parts of text": "X=" + "a" * 15_000 + "\n" + "Y=${X:1}${X:0:99999999999}${X: -5}\n" * 5_000,
+    "names of names": "".join(f"A{i}=A{i + 1}\n" for i in range(5_000)) + "N=${!A0}\n" + "A=B\nB=A\nN=${!A}\n" * 900,
+    "a mapping": "declare -A M\n"
+    + "".join(f"M[a{i}]={i}\n" for i in range(9_000))
+    + 'N="${M[@]}" K="${!M[@]}"\n' * 300,
+    "text for a command": "X=" + "a" * 9_000 + "\n" + 'cat <<< "$X$X$X"\n' * 9_000,
+    "nested process substitutions": "cat " + "<(echo " * 3_000 + "a" + ")" * 3_000 + "\n",
+    "tests of patterns": "X=" + "a" * 5_000 + "\nif [[ $X =~ ^(a+)+$ ]]; then N=1; fi\n" + "Y=${X%%+(a)*(a)+(a)b}\n",
+    "choices within arithmetic": "N=$((" + "1?" * 9_000 + "1" + ":0" * 9_000 + "))\nM=$((64#" + "@" * 90_000 + "))\n",
+    "words of eval": "X='echo a;'\n" + "X=$X$X\n" * 14 + 'eval "$X"\n' * 300,
+    "shifted arguments": "set -- " + "a " * 20_000 + "\n" + "shift\n" * 20_000 + 'N="$*"\n',
+    "a runtime environment": "ray job submit --runtime-env-json='" + '{"a":' * 3_000 + "' -- echo a\n",
     "a fork bomb": ":(){ :|:& };:\n",
     "what is executed": "X=$(touch sprung)\n`touch sprung`\neval touch sprung\ntouch sprung\ncat /etc/passwd\n",
     "a device": "source /dev/zero\nbash /dev/random\n. /dev/stdin\n",
@@ -283,6 +313,31 @@ DOCUMENTS = {
         _VERL + "data: {train_batch_size: '${mul:${mul:9,9},9}'}\na: '${mul:" + "9" * 9_000 + ", 9}'\n",
     ),
     "bases of itself": ("yaml", "defaults: [hostile.yaml, hostile.yaml, hostile.yaml]\n" + _VERL),
+    "a chain of anchors": (
+        "yaml",
+        "k0: &k0 {v: 1}\n" + "".join(f"k{i}: &k{i} {{v: *k{i - 1}}}\n" for i in range(1, 2_000)),
+    ),
+    "a mapping merged many times": (
+        "yaml",
+        "b: &b {"
+        + ",".join(f"x{i}: 1" for i in range(3_000))
+        + "}\n"
+        + "".join(f"k{i}: {{<<: *b}}\n" for i in range(500)),
+    ),
+    "a merge of itself": ("yaml", "a: &a\n  <<: *a\n  b: 1\n"),
+    "doubled references": (
+        "yaml",
+        _VERL
+        + "".join(f"v{i}: ${{v{i + 1}}}${{v{i + 1}}}\n" for i in range(60))
+        + "v60: x\ndata: {train_batch_size: '${v0}'}\n",
+    ),
+    "calls of a resolver": ("yaml", _VERL + "data: {train_batch_size: '${eval:9**9**9}', x: '${oc.env:HOME}'}\n"),
+    "numbers that are none": ("yaml", _VERL + "data: {train_batch_size: 1e" + "9" * 9_000 + ", x: .inf, y: -.nan}\n"),
+    "a list of bases": ("yaml", "defaults:\n" + "".join(f"  - a{i}: b{i}\n" for i in range(9_000)) + _VERL),
+    "empty objects of JSON": ("json", '{"a":[' + "{}," * 300_000 + "{}]}"),
+    "halves of pairs of JSON": ("json", '{"a": "' + "\\ud800" * 90_000 + '"}'),
+    "tables of tables of TOML": ("toml", "".join(f"[a.b{i}]\nc = 1\n[a.b{i}.d]\ne = 1\n" for i in range(9_000))),
+    "lists of lists of TOML": ("toml", "".join("[[" + ".".join(["a"] * i) + "]]\n" for i in range(1, 400))),
     "deep JSON": ("json", "[" * 900_000),
     "deep JSON mappings": ("json", '{"a":' * 150_000),
     "a long number of JSON": ("json", '{"actor_rollout_ref": ' + "9" * 900_000 + "}"),
@@ -307,6 +362,9 @@ NOTEBOOKS = {
     "many cells": '{"cells": [' + ",".join([_CELL % '"x = 1"'] * 20_000) + "]}",
     "one long cell": '{"cells": [' + _CELL % ('"' + "x = 1 + 1\\n" * 70_000 + '"') + "]}",
     "many lines": '{"cells": [' + _CELL % ("[" + ",".join(['"x = [1, 2]\\n"'] * 60_000) + "]") + "]}",
+    "deep metadata": '{"cells": [], "metadata": ' + '{"a":' * 90_000 + "}",
+    "deep source": '{"cells": [{"cell_type": "code", "source": ' + "[" * 900 + '"x = 1"' + "]" * 900 + "}]}",
+    "magics": '{"cells": [' + ",".join([_CELL % '"%%bash\\n!echo a\\n%timeit x\\n?x"'] * 6_000) + "]}",
     "no text": '{"cells": [{"cell_type": "code", "source": 3}]}',
     "a long number": '{"cells": ' + "9" * 900_000 + "}",
 }
@@ -335,6 +393,11 @@ LOGS = {
     "empty lines": "\n" * 1_000_000,
     "escapes": "\x1b[" + "1;" * 1_000_000,
     "wrapped lines": "step:1 - a:1\n" + " - a:1\n" * 200_000,
+    "progress bars": " 10%|x| 3/30 [00:15<02:15,  5.0s/it]\r" * 50_000,
+    "walls of tables": "│" * 600_000,
+    "nested mappings": "{'a': " * 200_000 + "1" + "}" * 200_000 + "\n",
+    "numbers of numpy": "{'loss': np.float64(" * 90_000 + "1)}\n",
+    "many steps": "".join(f"step:{i} - timing_s/gen:1 - timing_s/step:2\n" for i in range(20_000)),
     "durations": "{'loss': 1, 'elapsed_time': '" + "1" * 30_000 + "'}\n",
 }
 """Consoles on which a search takes quadratic time unless it is bounded."""

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.containment import BUG, READING
+from rlplan.containment import BUG, READING, Budget, read_contained
 from rlplan.errors import SpecError
 from rlplan.foreign.logs.read import read_log
 from rlplan.foreign.source import read_source
 from rlplan.foreign.tracebacks.read import read_out_of_memory
+from tests.repository.at_night import mark_nightly
+from tests.trust.fuzz import MAX_BYTES, MAX_CPU_S, MAX_MESSAGE
+from tests.trust.hostile_data import DATA
 from tests.trust.hostile_files import LOGS, list_scripts
+from tests.trust.readers import Reader, readers, write
 
 SCRIPTS = {name: (file, data) for name, file, data in list_scripts()}
-MAX_CPU_S = 2.0
 USUAL = (
     "python: range below zero", "python: round to few digits", "python: doubled tuple", "python: doubled bytes",
     "python: format of bytes", "python: text of a large list in a loop", "python: one long call chain",
@@ -23,6 +26,13 @@ USUAL = (
     "shell: an index of many digits", "yaml: aliases of aliases", "toml: a long number of TOML", "notebook: deep",
 )  # fmt: skip
 """One of each kind; the others are read by night."""
+DATA_BY_DAY = (
+    "profile: as many keys as are read",
+    "rows: many values",
+    "tokens: as many tokens as fit",
+    "ends: a deep token",
+)
+"""The costliest of each reader; the others are read by night."""
 
 
 def test_the_budget_is_within_what_a_file_may_take() -> None:
@@ -61,6 +71,30 @@ def test_every_hostile_script_is_answered_within_2_s(tmp_path: Path, name: str) 
     message, cpu_s = read_hostile_file(tmp_path, name)
     assert cpu_s < MAX_CPU_S
     assert BUG not in message
+
+
+@pytest.fixture(scope="module")
+def readers_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
+    return readers(tmp_path_factory.mktemp("readers"))
+
+
+@pytest.mark.parametrize("name", mark_nightly(DATA, but=DATA_BY_DAY))
+def test_every_reader_of_hostile_data_stays_within_2_s_and_512_mib(
+    name: str, readers_by_name: dict[str, Reader], tmp_path: Path
+) -> None:
+    """The child enforces what readers in rlplan's own process have to keep by themselves."""
+    reader, file, data = DATA[name]
+    path = tmp_path / file
+    write(tmp_path, readers_by_name[reader].beside | {file: data})
+    budget = Budget(cpu_s=MAX_CPU_S, memory_bytes=MAX_BYTES)
+
+    def read(path: Path) -> None:
+        read_contained(lambda: readers_by_name[reader].read(path) and None, path, budget=budget)
+
+    message = find_message(read, path)
+    assert "cannot be read: reading it takes" not in message
+    assert BUG not in message
+    assert len(message) < MAX_MESSAGE
 
 
 @pytest.mark.parametrize("name", LOGS)

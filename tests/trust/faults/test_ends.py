@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.planner.plan import PLAN_SCHEMA_VERSION, compute_digest
+from rlplan.runtime.checkpoints.manifest import MANIFEST, Manifest
 from rlplan.units import MIB
 from tests.runtime.conftest import FEW_PROCESSES, ROOT, FinishedRun, alive, finish, list_descendants, start
 from tests.trust.faults.test_fault_matrix import SIZES, assert_same
@@ -20,11 +22,21 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 JOB = ("run", "examples/quickstart.yaml", *SIZES, *FEW_PROCESSES, "workload.num_steps=8")
+EARLIER = "0.0.9"
+"""A version before this one."""
 ENDS = {
     "SIGHUP": (signal.SIGHUP,),
     "SIGTERM": (signal.SIGTERM,),
     "Ctrl-C twice": (signal.SIGINT, signal.SIGINT),
 }
+
+
+@pytest.fixture(autouse=True)
+def hears_hangups() -> Iterator[None]:
+    """Let runs hear SIGHUP: they ignore it where they are started by a process that does, such as below `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +139,17 @@ def test_a_run_that_meets_the_memory_limit_of_its_control_group_ends_with_a_mess
     assert "Traceback" not in run.stderr
 
 
-def test_a_run_is_not_resumed_by_a_changed_plan_and_is_by_its_own(whole: FinishedRun, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def interrupt(folder: Path) -> None:
+    """Start a run, and end it after its third step."""
     process = start(*JOB, "--out", str(folder))
     wait_for_step(folder, 3)
     process.send_signal(signal.SIGTERM)
     assert finish(process, folder).exit_code == 75
+
+
+def test_a_run_is_not_resumed_by_a_changed_plan_and_is_by_its_own(whole: FinishedRun, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    interrupt(folder)
     plan = folder / "bundle" / "plan.json"
     content = plan.read_text()
     changed = json.loads(content)
@@ -141,6 +158,47 @@ def test_a_run_is_not_resumed_by_a_changed_plan_and_is_by_its_own(whole: Finishe
     refused = resume(folder)
     assert refused.exit_code == 2, refused.stderr
     plan.write_text(content)
+    resumed = resume(folder)
+    assert resumed.exit_code == 0, resumed.stderr
+    assert_same("synchronous", resumed, whole)
+
+
+def write_as_earlier_version(folder: Path) -> None:
+    """Rewrite a run folder as the release before this one would have left it: its files name their version."""
+    for path in (folder / "plan.json", folder / "bundle" / "plan.json"):
+        stored = json.loads(path.read_text())
+        stored["rlplan_version"] = EARLIER
+        stored["digest"] = compute_digest(
+            {key: value for key, value in stored.items() if key not in ("schema_version", "digest")}
+        )
+        path.write_text(json.dumps(stored, indent=1) + "\n")
+    for path in (folder / "checkpoints").glob(f"*/{MANIFEST}"):
+        manifest = Manifest.model_validate_json(path.read_text())
+        path.write_text(manifest.model_copy(update={"rlplan_version": EARLIER}).seal().model_dump_json())
+
+
+def test_a_run_is_resumed_after_an_upgrade_unless_its_plan_has_another_schema(
+    whole: FinishedRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    interrupt(folder)
+    write_as_earlier_version(folder)
+    plan = folder / "bundle" / "plan.json"
+    content = plan.read_text()
+    plan.write_text(json.dumps(json.loads(content) | {"schema_version": PLAN_SCHEMA_VERSION - 1}))
+    refused = resume(folder)
+    assert refused.exit_code == 2, refused.stderr
+    assert f"reads version {PLAN_SCHEMA_VERSION}" in refused.stderr
+    plan.write_text(content)
+    resumed = resume(folder)
+    assert resumed.exit_code == 0, resumed.stderr
+    assert "it is skipped" not in (folder / "alarms.jsonl").read_text(), "the last checkpoint is taken"
+    assert_same("synchronous", resumed, whole)
+
+
+def test_a_run_whose_folder_was_moved_is_resumed_to_the_same_files(whole: FinishedRun, tmp_path: Path) -> None:
+    interrupt(tmp_path / "run")
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
     resumed = resume(folder)
     assert resumed.exit_code == 0, resumed.stderr
     assert_same("synchronous", resumed, whole)
