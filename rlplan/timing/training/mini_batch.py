@@ -17,7 +17,7 @@ from rlplan.timing.training.elementwise import count_recomputed
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
-from rlplan.timing.training.shards import copy_out_cost, overlap, pass_traffic, stage_transfer_cost, step_traffic
+from rlplan.timing.training.shards import overlap, pass_traffic, stage_transfer_cost, step_traffic
 from rlplan.vocabulary import Role
 
 __all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
@@ -116,7 +116,6 @@ def time_pass(
     traffic = pass_traffic(setting, cluster, is_training=times.is_training)
     if setting.choice.pp == 1:
         computing = pass_cost(setting, batch, times, cluster)
-        computing += copy_out_cost(setting, cluster, is_training=times.is_training)
         return num_passes, overlap(computing, traffic, _layers(setting)), NOTHING
     stages, virtual = group_stages(setting), setting.runs.virtual_stages
     transfer = stage_transfer_cost(setting, batch, cluster).times(2 if times.is_training else 1)

@@ -104,19 +104,6 @@ def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) 
     return total
 
 
-def copy_out_cost(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
-    """Seconds in which FSDP2 copies gathered weights out of its flat buffer; they delay the layer that needs them.
-
-    Counts: e P read and e P written after each gather. Source: torch 2.13 distributed/fsdp/_fully_shard
-    (`foreach_all_gather_copy_out`, in the stream of the passes). Left out: gradients, copied beside the backward pass.
-    """
-    if setting.backend != "fsdp2" or setting.choice.zero_stage != 3:
-        return NOTHING
-    numel = sum(part.numel for part in held_parts(setting) if part.ranks > 1)
-    num_bytes = 2 * numel * setting.training.dtype.num_bytes * (2 if is_training else 1)
-    return Cost({Resource.MEMORY: num_bytes / cluster.reached_memory_bytes_per_s}) if numel else NOTHING
-
-
 def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
     """Seconds on the host link in one pass: offloaded weights up before each gather, gradients down to an offloaded
     optimizer, each rank its own shard. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""

@@ -10,17 +10,17 @@ Symbols: N rollouts, P longest prompt, R longest response.
 from rlplan.timing.cost import Cost, Resource
 
 POSITION_BYTES = 32
-"""Bytes per token of a padded sequence: ids, mask and positions, and the ids of prompt and response once more, as int64.
+"""Bytes per token of a padded sequence: ids, mask, positions, and once more the ids of prompt and response, in int64.
 Source: verl v0.6.1 workers/rollout/vllm_rollout/vllm_rollout_spmd.py:395."""
 SCORED_BYTES, TRAINED_BYTES = 12, 28
-"""Further bytes per response token. Log-prob passes are sent a mask (int64) and scores (fp32), updates also rewards, old
-log-probs, advantages and returns (fp32). Source: verl v0.6.1 trainer/ppo/ray_trainer.py (fit)."""
+"""Further bytes per response token. Log-prob passes are sent a mask (int64) and scores (fp32), updates also rewards,
+old log-probs, advantages and returns (fp32). Source: verl v0.6.1 trainer/ppo/ray_trainer.py (fit)."""
 RESULT_BYTES = 4
-"""Bytes per response token of each result of a log-prob pass: log-probs, and entropies where they are computed."""
+"""Bytes per response token of each result of a log-prob pass: log-probs, and entropies if they are computed."""
 SENT_BYTES_PER_S, READ_BYTES_PER_S = 0.43e9, 0.6e9
-"""Rates of one core: copy, torch.save, pickle and a copy to shared memory; the same in reverse. Measured on an EPYC core
-(docs/lab-notes.md): 0.40 to 0.46 and 0.57 to 0.62 GB/s. Left out: verl pull request 3425, about 0.55 GB/s for
-torch.save alone; log-prob passes of verl's page on fully asynchronous training have 36 s that no GPU shortens, 31 s here.
+"""Rates of one core: a copy, torch.save, pickle and a copy to shared memory; the same in reverse. Measured on an EPYC
+core (docs/lab-notes.md): 0.40 to 0.46 and 0.57 to 0.62 GB/s. Left out: verl pull request 3425, about 0.55 GB/s for
+torch.save alone; verl's page on fully asynchronous training, 36 s of log-prob passes that no GPU shortens, 28 s here.
 """
 
 
