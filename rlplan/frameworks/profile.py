@@ -131,6 +131,10 @@ class FrameworkRelease:
     """Whether a weight sync sends each tensor by itself, with a request that names it, instead of buckets."""
     gathers_masters: bool = False
     """Whether FSDP gathers a weight sync in the masters' type. Otherwise tensors are cast to 16 bits first."""
+    pads_batches: bool = False
+    """Whether one driver process sends every batch to the trainers, padded to the longest prompt and response."""
+    runs_eagerly: bool = False
+    """Whether engines run without CUDA graphs by default (`enforce_eager`). Plans decide it and do not read this."""
     serves: bool = False
     """Whether it is a standalone engine, which trains nothing and has no step."""
     packs: bool = True

@@ -11,11 +11,12 @@ from functools import lru_cache
 from math import ceil, exp
 from typing import Any
 
-from rlplan.accuracy.named_models import make_policy
+from rlplan.accuracy.named_models import find_point_model, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predictions import CannotPredict
 from rlplan.accuracy.settings import WORDS, find_gpu
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
+from rlplan.frameworks.profile import find_release
 from rlplan.spec.base import shorten_value
 from rlplan.spec.hardware.catalogue import find_usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
@@ -52,6 +53,10 @@ RECOMPUTED = re.compile(r"llama-?3\.1-8b|qwen3-235b|deepseek-(v3|r1)|nemotron-?3
 
 Recipes for FSDP2 with tensor parallelism set it for every model (`fsdp2tp8-actckpt`).
 """
+USUAL_RELEASES = {"verl": "0.6"}
+"""The release where none is stated: verl's of October 2025, in the middle of those from 0.2 to 0.9."""
+FIRST_RELEASES = {r"\bv1_\w+_trainer": "0.9"}
+"""Words of features, and the first release that has them (verl docs/advance/v1_async_trainer.md)."""
 GPUS_PER_NODE = 8
 """GPUs of a node where a split counts nodes."""
 SCORED_SEQUENCES = 2
@@ -73,16 +78,21 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     total = num_ranks(settings)
     num_training, num_generation = _read_devices(settings, total, is_async=is_async)
     is_shared = num_training + num_generation > total
-    prompt, lengths = _read_lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
+    prompt, lengths = _read_lengths(
+        settings,
+        reasons=REASONING.search(f"{point.model} {point.id}") is not None,
+        context=find_point_model(point).max_position_embeddings,
+    )
+    release = _read_release(settings, framework, text)
     axes, longest = _read_axes(settings, backend, num_training), _read_max_prompt(settings, prompt) + lengths.longest
     job: dict[str, Any] = {
         "policy": make_policy(point, longest=longest),
         "algorithm": _make_algorithm(settings, text),
-        "framework": _read_release(settings, framework),
+        "framework": release,
         "hardware": _make_hardware(point, total),
         "workload": _make_workload(settings, prompt, lengths),
         "training": _make_training(point, settings, framework, backend, axes, longest),
-        "rollout": _make_rollout(settings, text, framework, is_shared=is_shared),
+        "rollout": _make_rollout(settings, text, release, is_shared=is_shared),
         "placement": {"placement": "colocated"},
     }
     if framework == "nemo_rl":
@@ -118,10 +128,12 @@ def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
     return settings.read_count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
 
 
-def _read_release(settings: RunSettings, framework: str) -> str:
-    """The framework with its release, where `version` states one: `nemo_rl@0.3` for `NeMo RL v0.3`."""
+def _read_release(settings: RunSettings, framework: str, text: str) -> str:
+    """The framework with the release that `version` states, or the usual one: `nemo_rl@0.3` for `NeMo RL v0.3`."""
     stated = re.search(r"\d+\.\d+(\.\d+)*", str(settings.raw("version") or ""))
-    return f"{framework}@{stated.group()}" if stated else framework
+    implied = (release for words, release in FIRST_RELEASES.items() if re.search(words, text))
+    version = stated.group() if stated else next(implied, USUAL_RELEASES.get(framework))
+    return f"{framework}@{version}" if version else framework
 
 
 def _make_hardware(point: MeasuredPoint, count: int) -> str:
@@ -195,15 +207,17 @@ def _make_training(
     return training
 
 
-def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
+def _make_rollout(settings: RunSettings, text: str, label: str, *, is_shared: bool) -> dict[str, Any]:
+    """The keys of `rollout`. label: the framework with its release, which decides on CUDA graphs if no word does."""
+    release = find_release(label)
     key = settings.first(("gen_parallel", "gen_tp", "rollout_tp", "infer_tp", "vllm_tp"))
     words = f"{settings.raw('rollout')} {settings.raw('split')}"
     stated = re.search(r"(\d+)", str(settings.raw(key))) if key else re.search(r"\btp(\d+)\b", words, re.IGNORECASE)
-    shared, alone = UTILIZATIONS.get(framework, USUAL_UTILIZATIONS)
+    shared, alone = UTILIZATIONS.get(release.name, USUAL_UTILIZATIONS)
     rollout: dict[str, Any] = {
         "tp": int(stated.group(1)) if stated else "auto",
         "attention_dp": 1,
-        "has_cuda_graphs": "eager" not in str(settings.raw("rollout")).lower(),
+        "has_cuda_graphs": not release.runs_eagerly and "eager" not in str(settings.raw("rollout")).lower(),
         "quantization": str(settings.raw("rollout_quantization") or "none"),
         "gpu_memory_utilization": shared if is_shared else alone,
         "max_num_seqs": MAX_NUM_SEQS,
@@ -261,8 +275,12 @@ def _read_rollouts(settings: RunSettings, num_samples: int) -> int:
     return settings.read_count(prompts) * max(1, num_samples)
 
 
-def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
-    """Tokens of a prompt, and the distribution of response lengths."""
+def _read_lengths(settings: RunSettings, *, reasons: bool, context: int) -> tuple[float, Lengths]:
+    """Tokens of a prompt, and the distribution of response lengths.
+
+    context: longest sequence that the model was trained on. An assumed mean is that of responses that end within it,
+    also where a recipe raises the limit.
+    """
     prompt = float(_read_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
     if fixed:
@@ -278,9 +296,8 @@ def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengt
     elif (key := settings.first(("avg_response", "mean_response", "response_mean", "mean_response_len"))) is not None:
         mean = settings.number(key, low=1)
     else:
-        mean = (
-            _make_uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, limit).mean)
-        )
+        end = max(1, min(limit, round(context - prompt)))
+        mean = _make_uncut(REASONING_MEAN, end).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, end).mean)
         settings.assume("mean_response", round(mean))
     return prompt, lognormal(round(min(mean, limit), 1), limit)
 

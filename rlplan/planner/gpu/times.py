@@ -34,6 +34,7 @@ from rlplan.timing.step import JobTiming, StepTiming, time_job
 from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, score_cost, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.settings import FORWARD, training_times
+from rlplan.timing.transfer.driver import send_batch_cost
 from rlplan.timing.transfer.switches import checkpoint_cost, offload_cost
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
@@ -102,7 +103,7 @@ class TrainerCosts:
         cost = train_cost(setting, self._build_shape(self._num_trained, choice), cluster)
         if baseline := self.job.num_baseline_answers_per_mini_batch:
             cost += score_cost(setting, self._build_shape(baseline, choice), cluster)
-        return cost
+        return cost + self._send_batch(self._num_trained / self.job.workload.num_epochs_per_step)
 
     @memoize
     def _cost_scoring(self, role: Role, phase: Phase, cluster: Cluster, choice: TrainerChoice) -> Cost:
@@ -116,7 +117,15 @@ class TrainerCosts:
         if role in self.frozen and self.job.backend == "deepspeed":
             # under DeepSpeed, AutoTP and Ulysses apply to trained roles only; frozen roles are not sharded so
             setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
-        return score_cost(setting, work, cluster)
+        num_results = 2 if role is Role.POLICY and self.job.takes_entropies else 1
+        return score_cost(setting, work, cluster) + self._send_batch(work.num_rollouts, num_results)
+
+    def _send_batch(self, num_rollouts: float, num_results: int = 0) -> Cost:
+        """Cost of a batch's way through the driver; an update sends its rollouts once for all epochs."""
+        if not self.job.release.pads_batches:
+            return NOTHING
+        work = self.job.workload
+        return send_batch_cost(num_rollouts, work.max_prompt_len, work.max_response_len, num_results=num_results)
 
     @memoize
     def cost_save(self, kind: ActionKind, role: Role, cluster: Cluster, choice: TrainerChoice) -> Cost:

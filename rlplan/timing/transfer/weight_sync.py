@@ -60,6 +60,10 @@ REQUEST_S_PER_TENSOR = 1e-3
 ROUND_TRIP_S = 5e-3
 """Seconds of a request to all engine ranks with an answer, per bucket. Assumed: a Ray call and a device
 synchronization."""
+WRITTEN_BYTES_PER_S = 1.6e9
+"""Rate at which one rank copies weights to the host and writes safetensors. Source: prime-rl v0.4.0,
+benchmarks/baselines: seconds between two steps of RL with full weights, 1.36 to 1.77 GB/s in 14 runs of 0.6B, 4B and
+30B on H100, H200 and B200. Left out: a pageable copy and the assumed disk of their hosts give 2.2 GB/s."""
 COMPARE_BYTES_PER_S = 0.46e9
 """Rate at which a rank compares its shard with the last one sent and packs changed elements. Source: 3.9 to 4.9 s, 11.2
 to 11.9 s and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
@@ -340,11 +344,16 @@ def _server(setup: SyncSetup) -> Cost:
 
 
 def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:
-    """One host writes a checkpoint, and each engine's host reads all of it."""
-    writes = num_bytes / training.node_efficiencies.disk_bytes_per_s.value
-    reads = num_bytes / generation.node_efficiencies.disk_bytes_per_s.value
-    return (
-        host_copy_cost(num_bytes, training)
-        + Cost({Resource.DISK: writes + reads})
-        + host_copy_cost(num_bytes, generation)
-    )
+    """One rank writes a checkpoint, and each engine's host reads all of it."""
+    reads = Cost({Resource.DISK: num_bytes / generation.node_efficiencies.disk_bytes_per_s.value})
+    return write_cost(num_bytes, training) + reads + host_copy_cost(num_bytes, generation)
+
+
+def write_cost(num_bytes: int, training: Cluster) -> Cost:
+    """Seconds in which one rank copies gathered weights to host memory and writes them to files.
+
+    Counts: B over WRITTEN_BYTES_PER_S, or over the host's disk where that is slower. Source: prime-rl v0.3.0
+    trainer/weights.py (`gather_weights_on_master`, `save_state_dict`): tensor by tensor, and the other ranks wait.
+    """
+    rate = min(WRITTEN_BYTES_PER_S, training.node_efficiencies.disk_bytes_per_s.value)
+    return Cost({Resource.DISK: num_bytes / rate})
