@@ -52,7 +52,7 @@ NIGHTLY_runs := tests/runtime/device tests/runtime/driver tests/runtime/runs/tes
   tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \
   tests/runtime/rewards tests/runtime/environments tests/runtime/gateway tests/runtime/sinks
 NIGHTLY_architectures := tests/runtime/admission tests/runtime/images tests/runtime/runs/test_architectures.py
-NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
+NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py tests/runtime/runs/test_learning_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
 # The run with a hundred faults and the fault matrix have a process each, and all other tests a third one.
