@@ -58,7 +58,7 @@ NO_CLASSIFIER = frozenset(
     for name in (
         *("Cohere", "Cohere2", "Granite", "GraniteMoe", "Ernie4_5", "Ernie4_5_Moe", "Olmoe", "MiniMaxM2", "PhiMoE"),
         *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4", "NemotronH"),
-            *("GraniteMoeHybrid", "FalconH1", "Lfm2", "KimiLinear", "MiMo"),
+        *("GraniteMoeHybrid", "FalconH1", "Lfm2", "KimiLinear", "MiMo"),
     )
 )
 """Families without a sequence classifier in transformers 5.19, so that no value or reward model can be one of them."""

@@ -45,10 +45,11 @@ class LayerCache:
 def list_layer_caches(model: ModelSpec, tp: int = 1, layers: range | None = None) -> tuple[LayerCache, ...]:
     """The caches of every layer, or of some layers, on one of `tp` ranks.
 
-    A layer with attention and a state side by side has two. Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
+    A layer with attention and a state side by side has two.
+    Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
     max(1, k/t) heads; MLA rkv+dr, replicated over t; linear layers a constant.
-    Source: vLLM 0.25 kv_cache_interface.py and mamba_utils.py (`gated_delta_net_state_shape`, `mamba2_state_shape`,
-    `kda_state_shape`, `short_conv_state_shape`), HF DynamicCache.
+    Source: vLLM 0.32.0 kv_cache_interface.py and mamba_utils.py (`gated_delta_net_state_shape`, `kda_state_shape`,
+    `mamba2_state_shape`, `short_conv_state_shape`), HF DynamicCache.
     Differs: Hugging Face keeps conv_kernel inputs of the convolution, vLLM conv_kernel - 1. HF's MLA caches the
     decompressed heads, vLLM the latent.
 

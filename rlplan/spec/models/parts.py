@@ -68,10 +68,11 @@ class IndexerSpec(Spec):
 
 
 class LinearAttentionSpec(Spec):
-    """Gated delta rule, Mamba-2 or a short convolution: a state of constant size per sequence instead of keys and values
-    per token.
+    """A state of constant size per sequence instead of keys and values per token: the gated delta rule, Mamba-2, or a
+    short convolution.
 
-    Source: transformers 5.19, modeling_qwen3_next.py, modeling_kimi_linear.py, modeling_nemotron_h.py, modeling_lfm2.py.
+    Source: transformers 5.19, modeling_qwen3_next.py, modeling_kimi_linear.py, modeling_nemotron_h.py and
+    modeling_lfm2.py.
     """
 
     num_key_heads: int = Field(ge=0, le=MAX_DIMENSION)
