@@ -25,7 +25,9 @@ from rlplan.spec.models.language_part import is_vision_language, language_config
 from rlplan.spec.models.names import load_catalogue
 from rlplan.spec.models.parts import (
     FULL,
+    LINEAR,
     NONE,
+    PARALLEL,
     ExpertsSpec,
     GlobalAttentionSpec,
     IndexerSpec,
@@ -56,6 +58,7 @@ NO_CLASSIFIER = frozenset(
     for name in (
         *("Cohere", "Cohere2", "Granite", "GraniteMoe", "Ernie4_5", "Ernie4_5_Moe", "Olmoe", "MiniMaxM2", "PhiMoE"),
         *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4", "NemotronH"),
+        *("GraniteMoeHybrid", "FalconH1", "Lfm2", "KimiLinear", "MiMo"),
     )
 )
 """Families without a sequence classifier in transformers 5.19, so that no value or reward model can be one of them."""
@@ -80,7 +83,7 @@ class ModelSpec(Spec):
     options: tuple[str, ...] = ()
     """Conditions of the family's tensor tables that hold for this model."""
     attention_kinds: tuple[str, ...] = ()
-    """Attention of each layer (`full`, `sliding`, `chunked`, `linear`); empty if all are full."""
+    """Attention of each layer (`full`, `sliding`, `chunked`, `linear`, `parallel`); empty if all are full."""
     window: int | None = None
     """Window of a sliding or chunked layer in tokens."""
     experts: ExpertsSpec | None = None
@@ -212,7 +215,8 @@ class ModelSpec(Spec):
 
     def _layer_conditions(self, layer: int) -> set[str]:
         experts, indexers = self._layer_sets
-        names = {self.attention_kind(layer)}
+        kind = self.attention_kind(layer)
+        names = {FULL, LINEAR} if kind == PARALLEL else {kind}
         if self.reuses_keys(layer) and self.shared_keys:
             names |= {"shared_keys", "wide"} if self.shared_keys.widens_mlp else {"shared_keys"}
         return names | ({"experts"} if layer in experts else set()) | ({"indexer"} if layer in indexers else set())

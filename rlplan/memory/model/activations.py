@@ -18,6 +18,10 @@ from rlplan.spec.model import ModelSpec
 DELTA_RULE_CHUNK = 64
 """Tokens of a chunk. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py, `chunk_size`."""
 
+SHORT_CONV_WIDTHS = 6
+"""Tensors of its width that a gated short convolution saves: the projection of two gates and the input, the gated
+input, the convolution's output, the gated output. Source: transformers 5.19, modeling_lfm2.py, `Lfm2ShortConv`."""
+
 
 def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output: bool = True) -> int:
     """Bytes that a norm saves for one token.
@@ -59,6 +63,8 @@ def attention_saved_bytes(block: Block, element_bytes: int) -> int:
         return state_space_saved_bytes(block.state_space, e)
     if block.delta_rule is not None:
         return delta_rule_saved_bytes(block.delta_rule, e)
+    if block.short_conv:
+        return SHORT_CONV_WIDTHS * e * block.short_conv
     if block.latent is not None:
         return latent_saved_bytes(block, e)
     if not block.has_keys:

@@ -139,6 +139,9 @@ class Block:
     latent: Latent | None = None
     delta_rule: DeltaRule | None = None
     state_space: StateSpace | None = None
+    short_conv: int = 0
+    """Width of a gated short convolution instead of attention (LFM2); 0 for none."""
+
     has_attention: bool = True
     has_mlp: bool = True
     """Layers of Nemotron-H have either attention or an MLP; all others have both."""
@@ -226,6 +229,7 @@ class Block:
             self,
             delta_rule=rule,
             state_space=mamba,
+            short_conv=self.short_conv // tp_size,
             num_heads=max(1, self.num_heads // tp_size),
             num_kv_heads=max(1, self.num_kv_heads // tp_size),
             intermediate=self.intermediate // tp_size,

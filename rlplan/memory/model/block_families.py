@@ -172,6 +172,8 @@ def _set_attention(model: ModelSpec, block: Block, kind: str) -> Block:
         block = replace(block, has_attention=kind != NONE, has_mlp=kind == NONE)
     if kind == LINEAR and (rule := model.linear_attention):
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
+        if rule.is_short_conv:
+            return replace(block, short_conv=values, qk_norm="none")
         if rule.is_mamba:
             return replace(block, state_space=StateSpace(rule.num_value_heads, keys, values))
         delta = DeltaRule(rule.num_value_heads, rule.key_head_dim, keys, values)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.dimensions import Layout, compute_sizes, count_kv_heads
-from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
+from rlplan.spec.models.dimensions import Layout, compute_sizes, count_key_heads, count_kv_heads
+from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, PARALLEL, SLIDING
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.units import ceil_div, round_up
 
@@ -42,12 +42,14 @@ class LayerCache:
     """Elements of a linear layer's last conv_kernel - 1 inputs per sequence."""
 
 
-def list_layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
-    """The cache of every layer on one of `tp` ranks.
+def list_layer_caches(model: ModelSpec, tp: int = 1, layers: range | None = None) -> tuple[LayerCache, ...]:
+    """The caches of every layer, or of some layers, on one of `tp` ranks.
 
+    A layer with attention and a state side by side has two.
     Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
     max(1, k/t) heads; MLA rkv+dr, replicated over t; linear layers a constant.
-    Source: vLLM 0.25 kv_cache_interface.py and mamba_utils.py (`gated_delta_net_state_shape`), HF DynamicCache.
+    Source: vLLM 0.32.0 kv_cache_interface.py and mamba_utils.py (`gated_delta_net_state_shape`, `kda_state_shape`,
+    `mamba2_state_shape`, `short_conv_state_shape`), HF DynamicCache.
     Differs: Hugging Face keeps conv_kernel inputs of the convolution, vLLM conv_kernel - 1. HF's MLA caches the
     decompressed heads, vLLM the latent.
 
@@ -56,7 +58,8 @@ def list_layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
     256
     """
     compute_sizes(model, Layout(tp=tp))
-    return tuple(_cache(model, layer, tp) for layer in range(model.num_layers))
+    chosen = layers if layers is not None else range(model.num_layers)
+    return tuple(cache for layer in chosen for cache in _list_caches(model, layer, tp))
 
 
 def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
@@ -74,8 +77,14 @@ def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
     return totals
 
 
-def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
+def _list_caches(model: ModelSpec, layer: int, tp: int) -> tuple[LayerCache, ...]:
     kind = model.attention_kind(layer)
+    if kind == PARALLEL:
+        return _cache(model, layer, FULL, tp), _linear_cache(model, tp)
+    return (_cache(model, layer, kind, tp),)
+
+
+def _cache(model: ModelSpec, layer: int, kind: str, tp: int) -> LayerCache:
     if kind == LINEAR:
         return _linear_cache(model, tp)
     if kind == NONE or model.reuses_keys(layer):
@@ -93,11 +102,12 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
 def _linear_cache(model: ModelSpec, tp: int) -> LayerCache:
     spec = model.linear_attention
     assert spec is not None, "a linear layer has its sizes"
-    keys, values = spec.num_key_heads * spec.key_head_dim, spec.num_value_heads * spec.value_head_dim
+    keys = count_key_heads(spec, tp) * spec.key_head_dim
+    values = spec.num_value_heads * spec.value_head_dim // tp
     return LayerCache(
         LINEAR,
-        recurrent_elements=spec.num_value_heads * spec.key_head_dim * spec.value_head_dim // tp,
-        conv_elements=(spec.conv_kernel - 1) * (2 * keys + values) // tp,
+        recurrent_elements=values * spec.key_head_dim,
+        conv_elements=(spec.conv_kernel - 1) * (2 * keys + values),
     )
 
 
@@ -215,9 +225,7 @@ def build_cache_pool(
     >>> pool.bytes_per_block, [group.num_layers for group in pool.groups]
     (393216, [12, 12])
     """
-    caches = list_layer_caches(model, tp)
-    chosen = [caches[layer] for layer in layers] if layers is not None else list(caches)
-    chosen = [cache for cache in chosen if cache.kind != NONE]
+    chosen = [cache for cache in list_layer_caches(model, tp, layers) if cache.kind != NONE]
     size = block_size or (MLA_BLOCK if model.latent_attention else DEFAULT_BLOCK)
     if any(cache.kind == LINEAR for cache in chosen):
         size = _hybrid_block(chosen, size, element_bytes, state_bytes)

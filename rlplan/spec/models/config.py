@@ -95,6 +95,11 @@ class Config:
             self.refuse(key, value, "an object of keys and values")
         return Config(value, where=self.where, path=self.key_path(key), defaults=defaults)
 
+    def choose_key(self, names: str) -> str:
+        """The first of several spellings, separated by `|`, that has a value; the first if none has."""
+        alternatives = names.split("|")
+        return next((name for name in alternatives if self.get(name) is not None), alternatives[0])
+
     def key_path(self, key: str) -> str:
         """Dotted path of a key of this level."""
         return f"{self.path}.{key}" if self.path else key

@@ -16,6 +16,7 @@ from rlplan.units import ceil_div
 
 if TYPE_CHECKING:
     from rlplan.spec.model import ModelSpec
+    from rlplan.spec.models.parts import LinearAttentionSpec
 
 
 class Layout(Spec):
@@ -81,6 +82,16 @@ def count_kv_heads(num_kv_heads: int, tp: int) -> int:
     return 1
 
 
+def count_key_heads(spec: "LinearAttentionSpec", tp: int) -> int:
+    """Key heads of a linear layer per rank. Ranks beyond Mamba-2's groups hold a copy of the group of their heads.
+
+    Source: vLLM 0.32.0, mamba_utils.py (`extra_groups_for_head_shards`).
+    """
+    if spec.is_mamba:
+        return count_kv_heads(spec.num_key_heads, tp)
+    return _cut(spec.num_key_heads, tp, "linear_attention.num_key_heads")
+
+
 def _add_experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.experts:
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
@@ -103,7 +114,7 @@ def _add_latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[st
 
 def _add_linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.linear_attention:
-        keys = _cut(spec.num_key_heads, layout.tp, "linear_attention.num_key_heads")
+        keys = count_key_heads(spec, layout.tp)
         values = _cut(spec.num_value_heads, layout.tp, "linear_attention.num_value_heads")
         numbers |= {"lk": keys * spec.key_head_dim, "lv": values * spec.value_head_dim, "lh": values}
         numbers |= {"dl": spec.value_head_dim, "K": spec.conv_kernel}

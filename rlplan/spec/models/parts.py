@@ -11,6 +11,8 @@ from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS
 FULL, SLIDING, CHUNKED, LINEAR, NONE = "full", "sliding", "chunked", "linear", "none"
 """Kinds of attention: to all earlier tokens, to a window, to a chunk, through a state of constant size, or none.
 Nemotron-H has layers without attention, which are an MLP instead."""
+PARALLEL = "parallel"
+"""Attention to all earlier tokens beside a state of constant size, both in one layer (Falcon-H1)."""
 
 
 class ExpertsSpec(Spec):
@@ -66,21 +68,28 @@ class IndexerSpec(Spec):
 
 
 class LinearAttentionSpec(Spec):
-    """Gated delta rule or Mamba-2: a state of constant size per sequence instead of keys and values per token.
+    """A state of constant size per sequence instead of keys and values per token: the gated delta rule, Mamba-2, or a
+    short convolution.
 
-    Of Mamba-2 B and C are keys and queries, one for each group of heads, and the state's width is the keys'.
-    Source: transformers 5.19, modeling_qwen3_next.py, modeling_nemotron_h.py.
+    Source: transformers 5.19, modeling_qwen3_next.py, modeling_kimi_linear.py, modeling_nemotron_h.py and
+    modeling_lfm2.py.
     """
 
-    num_key_heads: int = Field(ge=1, le=MAX_DIMENSION)
+    num_key_heads: int = Field(ge=0, le=MAX_DIMENSION)
+    """Heads of queries and of keys; 0 for a short convolution, which keeps only its last inputs."""
     num_value_heads: int = Field(ge=1, le=MAX_DIMENSION)
-    key_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    key_head_dim: int = Field(ge=0, le=MAX_DIMENSION)
     value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     conv_kernel: int = Field(ge=1, le=MAX_DIMENSION)
     is_mamba: bool = False
     """Whether it is Mamba-2. Its B and C count as keys and queries, one per group of heads, as wide as the state."""
     chunk: int = Field(default=64, ge=1, le=MAX_DIMENSION)
     """Tokens that a kernel processes together."""
+
+    @property
+    def is_short_conv(self) -> bool:
+        """Whether it is a short convolution (LFM2), without a recurrent state."""
+        return self.num_key_heads == 0
 
 
 class VisionSpec(Spec):

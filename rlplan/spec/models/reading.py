@@ -97,7 +97,9 @@ def _shape(family: Family, text: Config) -> Fields:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "vocab_size": text.read_count("vocab_size"),
-        "max_position_embeddings": text.read_count(family.key("max_position_embeddings"), maximum=MAX_POSITIONS),
+        "max_position_embeddings": text.read_count(
+            text.choose_key(family.key("max_position_embeddings")), maximum=MAX_POSITIONS
+        ),
     }
 
 

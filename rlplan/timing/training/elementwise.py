@@ -47,6 +47,9 @@ Derived from Dao and Gu 2024, section 9.3: with states of 64 it is as fast as Fl
 There, 4,096 FLOPs per element at 0.78 of matmul rates take 21 ps; its own FLOPs take 3 ps, and its bytes are 8 per
 element. It is not fitted to throughput: eleven points of Nemotron 3 (Megatron-Bridge, H100 and Blackwell) err by 8.1 %
 with it, by 14.5 % without."""
+SHORT_CONV = 20
+"""Bytes per element of a gated short convolution: both gates 6 each, the convolution 4, its output transposed 4
+(transformers 5.19, modeling_lfm2.py, with the kernel of causal-conv1d)."""
 SCORES = 11
 """Bytes per pair and head of unfused attention: scores written 2, softmax 4, dropout 5."""
 BACKWARD = 2.0
@@ -123,6 +126,8 @@ def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
     if kind == NONE:
         return outer
     if kind == LINEAR and (rule := model.linear_attention) is not None:
+        if rule.is_short_conv:
+            return outer + rule.num_value_heads * rule.value_head_dim * SHORT_CONV
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
         states = STATES * keys * values / (rule.num_key_heads * rule.chunk) if rule.is_mamba else 0.0
         scanned = (2 * keys + values) * 2 * ELEMENT_BYTES + states

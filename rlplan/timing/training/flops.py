@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from rlplan.memory.model.activations import DELTA_RULE_CHUNK
 from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.parts import LINEAR, NONE, LinearAttentionSpec
+from rlplan.spec.models.parts import LINEAR, NONE, PARALLEL, LinearAttentionSpec
 from rlplan.vocabulary import Role
 
 SLIDING = ("sliding", "chunked")
@@ -139,6 +139,20 @@ def state_space_flops(spec: LinearAttentionSpec) -> float:
     return float(inside + 4 * spec.key_head_dim * values)
 
 
+def state_flops(spec: LinearAttentionSpec) -> float:
+    """FLOPs per token of one linear layer, forward, without its projections.
+
+    Counts: a short convolution's K products and sums and its two gates.
+
+    >>> state_flops(LinearAttentionSpec(num_key_heads=0, num_value_heads=2, key_head_dim=0, value_head_dim=4,
+    ...     conv_kernel=3))  # 8 * (2 * 3 + 2)
+    64.0
+    """
+    if spec.is_short_conv:
+        return float(spec.num_value_heads * spec.value_head_dim * (2 * spec.conv_kernel + 2))
+    return state_space_flops(spec) if spec.is_mamba else delta_rule_flops(spec)
+
+
 def attention_widths(model: ModelSpec, kind: str) -> int:
     """Sum of query and value widths over all heads, for a layer of this kind."""
     if (latent := model.latent_attention) is not None:
@@ -151,7 +165,7 @@ def attention_widths(model: ModelSpec, kind: str) -> int:
 def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
     """FLOPs of one sequence's attention in all layers, forward: scores and weighted values.
 
-    Counts: 2 a (dq + dv) per pair and layer; linear layers `delta_rule_flops` or `state_space_flops` per token.
+    Counts: 2 a (dq + dv) per pair and layer; linear layers `state_flops` per token.
     Source: Narayanan et al. 2021, appendix (4 h s^2 per layer without a mask); latent attention: DeepSeek-V2, in its
     training form, which is not absorbed.
 
@@ -161,10 +175,9 @@ def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
     """
     total = 0.0
     for kind, count in kinds_of_layers(model).items():
-        if kind == LINEAR and model.linear_attention is not None:
-            rule = state_space_flops if model.linear_attention.is_mamba else delta_rule_flops
-            total += count * lengths.mean * rule(model.linear_attention)
-        elif kind != NONE:
+        if kind in (LINEAR, PARALLEL) and model.linear_attention is not None:
+            total += count * lengths.mean * state_flops(model.linear_attention)
+        if kind not in (LINEAR, NONE):
             window = model.window if kind in SLIDING else None
             total += count * 2.0 * attention_widths(model, kind) * attended_pairs(lengths, window)
     return total

@@ -12,6 +12,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue, resolve_model
 from tests.factories import make_model, write_config
+from tests.spec.models.test_families import ALIASES
 
 CATALOGUE = load_catalogue()
 
@@ -132,7 +133,8 @@ def test_a_bundled_config_gives_the_tensors_of_the_live_module(name: str) -> Non
     import transformers
 
     config = CATALOGUE[name].config
-    kind = getattr(transformers, config["architectures"][0].replace("MPTFor", "MptFor").replace("KimiK", "Kimi_K"))
+    architecture = config["architectures"][0]
+    kind = getattr(transformers, ALIASES.get(architecture, architecture))
     with torch.device("meta"):
         module = kind(kind.config_class(**config))
     expected = sorted((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())

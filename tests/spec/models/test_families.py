@@ -18,8 +18,10 @@ ALIASES = {
     "MPTForCausalLM": "MptForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "MiMoForCausalLM": "Qwen2ForCausalLM",
 }
-"""Names that checkpoints carry for a class that the library calls otherwise."""
+"""Names that checkpoints carry for a class that the library calls otherwise. MiMo is Qwen2 with further heads for
+multi-token prediction (its modeling_mimo.py derives from Qwen2's)."""
 
 FEW = {"num_hidden_layers": 4}
 NEW_FALCON = FEW | {"new_decoder_architecture": True, "num_kv_heads": 71}
@@ -32,6 +34,7 @@ SMALL_GEMMA4 = {
     "vision_config": {"num_hidden_layers": 2},
     "audio_config": {"num_hidden_layers": 2},
 }
+GRANITE = FEW | {"layer_types": ["linear_attention", "full_attention"] * 2}
 HYBRID = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": 4}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", FEW | {"attention_bias": True, "mlp_bias": True}),
@@ -93,6 +96,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama4ForCausalLM", FEW),
     ("Llama4ForCausalLM", FEW | {"interleave_moe_layer_step": 2}),
     ("Llama4ForConditionalGeneration", {"text_config": FEW, "vision_config": {"num_hidden_layers": 2}}),
+    ("HunYuanDenseV1ForCausalLM", FEW | {"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True}),
+    ("GraniteMoeHybridForCausalLM", GRANITE | {"num_key_value_heads": 8, "attention_bias": True}),
+    ("GraniteMoeHybridForCausalLM", GRANITE | {"num_local_experts": 0, "mamba_conv_bias": False}),
+    ("FalconH1ForCausalLM", FEW),
+    (
+        "FalconH1ForCausalLM",
+        FEW | dict.fromkeys(("mamba_rms_norm", "projectors_bias", "attention_bias", "mlp_bias"), True),
+    ),
+    ("Lfm2ForCausalLM", FEW | {"full_attn_idxs": [1, 3]}),
+    ("Lfm2ForCausalLM", FEW | {"full_attn_idxs": [0], "block_auto_adjust_ff_dim": False, "conv_bias": True}),
+    ("KimiLinearForCausalLM", {"num_hidden_layers": 5}),
+    ("KimiLinearForCausalLM", {"num_hidden_layers": 5, "q_lora_rank": 768, "n_shared_experts": 2}),
     ("NemotronHForCausalLM", HYBRID),
     ("NemotronHForCausalLM", HYBRID | {"moe_latent_size": 256, "use_conv_bias": False}),
     ("Qwen2_5_VLForConditionalGeneration", {"text_config": FEW, "vision_config": {"depth": 2}}),
@@ -156,6 +171,11 @@ def test_families_without_a_classifier_are_those_that_transformers_has_none_of()
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as MAPPING
 
     known = {name for names in MAPPING.values() for name in ((names,) if isinstance(names, str) else names)}
-    names = [name for group in ("dense", "mixtures") for entry in load_group(group) for name in entry["architectures"]]
+    names = [
+        name
+        for group in ("dense", "mixtures", "hybrids")
+        for entry in load_group(group)
+        for name in entry["architectures"]
+    ]
     lacking = {name for name in names if name.replace("CausalLM", "SequenceClassification") not in known}
     assert lacking == NO_CLASSIFIER

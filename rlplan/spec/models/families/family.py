@@ -1,7 +1,8 @@
 """Model families as data: tables of tensors, the spelling of their configs, and values that they refuse.
 
 In: the files of this folder. `tables.json` has parts of layers by name. A file per group of families has entries that
-name tables (or contain lines in the language of `tensors`), keys of the config and readers. `like` names the
+name tables (or contain lines in the language of `tensors`; an object names a table and a condition for all of it), keys
+of the config and readers. `like` names the
 architecture whose entry is extended. Out: `FAMILIES`. Left out: towers (towers.py), the readers themselves
 (readers.py).
 """
@@ -15,7 +16,7 @@ from typing import Any
 from rlplan.spec.models.families import readers, single_families
 
 FOLDER = Path(__file__).resolve().parent
-GROUPS = ("dense", "mixtures", "multimodal", "older")
+GROUPS = ("dense", "mixtures", "hybrids", "multimodal", "older")
 Switches = Mapping[str, tuple[bool, str]]
 
 
@@ -102,12 +103,25 @@ def load_group(name: str) -> list[dict[str, Any]]:
 
 def _family(entry: Mapping[str, Any], tables: Mapping[str, list[str]]) -> Family:
     texts = {
-        name: "".join(f"{line}\n" for part in entry[name] for line in (tables[part] if isinstance(part, str) else part))
+        name: "".join(f"{line}\n" for part in entry[name] for line in _list_lines(part, tables))
         for name in ("layer", "before", "after")
     }
     lists = {name: tuple(map(_freeze, entry[name])) for name in ("required", "wrapper") if name in entry}
     reads = {"reads": tuple(map(_reader, entry["reads"]))} if "reads" in entry else {}
     return Family(**{**entry, "conditions": frozenset(entry.get("conditions", ()))} | texts | lists | reads)
+
+
+def _list_lines(part: str | list[str] | dict[str, str], tables: Mapping[str, list[str]]) -> list[str]:
+    """The lines of a table by its name, of an inline table, or of a named table under one more condition."""
+    if isinstance(part, list):
+        return part
+    if isinstance(part, str):
+        return tables[part]
+    ((name, condition),) = part.items()
+    return [
+        f"{line[:-1]}{'' if '?' in line else ' ?'} {condition}]" if line.startswith("[") else line
+        for line in tables[name]
+    ]
 
 
 def _freeze(value: Any) -> Any:

@@ -101,7 +101,7 @@ def linear_attention(config: Config, num_layers: int) -> Fields:
     return {"attention_kinds": kinds, "linear_attention": linear}
 
 
-_HYBRID_LAYERS = {
+HYBRID_LAYERS = {
     **dict.fromkeys(("M", "mamba", "linear_attention"), LINEAR),
     **dict.fromkeys(("*", "attention", "full_attention"), FULL),
     **dict.fromkeys(("E", "moe", "-", "mlp"), NONE),
@@ -112,10 +112,10 @@ def hybrid_layers(config: Config, num_layers: int) -> Fields:
     """Layers that are Mamba-2, attention, an MLP or experts, each named by a list or a pattern of letters
     (configuration_nemotron_h.py).
     """
-    named = _hybrid_names(config)
-    if len(named) != num_layers or not set(named) <= _HYBRID_LAYERS.keys():
+    named = list_hybrid_names(config)
+    if len(named) != num_layers or not set(named) <= HYBRID_LAYERS.keys():
         config.refuse("layers_block_type", named, f"mamba, attention, mlp or moe for each of {num_layers} layers")
-    kinds = tuple(_HYBRID_LAYERS[name] for name in named)
+    kinds = tuple(HYBRID_LAYERS[name] for name in named)
     linear = LinearAttentionSpec(
         num_key_heads=config.read_count("n_groups"),
         num_value_heads=config.read_count("mamba_num_heads"),
@@ -137,7 +137,7 @@ def hybrid_layers(config: Config, num_layers: int) -> Fields:
     return fields
 
 
-def _hybrid_names(config: Config) -> tuple[str, ...]:
+def list_hybrid_names(config: Config) -> tuple[str, ...]:
     """The kind of each layer, in the config's words."""
     keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     key = next((key for key in keys if config.get(key) is not None), None)
@@ -194,19 +194,18 @@ def experts(
 ) -> Reader:
     """Routed experts. Arguments are config keys; `layers` selects the layers with experts, by default all.
 
-    number: alternatives are separated by `|`, since config classes renamed the key. shared: a key of the shared width,
-    or `key*width` if the key counts experts of `width`; empty for none.
+    Alternatives are separated by `|`, since config classes renamed keys. shared: a key of the shared width, or
+    `key*width` if the key counts experts of `width`; empty for none.
     """
 
     def read(config: Config, num_layers: int) -> Fields:
-        names = number.split("|")
-        num_experts = config.read_count(next((name for name in names if config.get(name) is not None), names[0]))
-        num_active = config.read_count(active)
+        num_experts = config.read_count(config.choose_key(number))
+        num_active = config.read_count(config.choose_key(active))
         if num_active > num_experts:
             config.refuse(active, num_active, f"at most the number of experts, {num_experts}")
         intermediate = config.read_count(width)
-        key, _, times = shared.partition("*")
-        shared_width = (config.read_optional_count(key, minimum=0) or 0) if shared else 0
+        keys, _, times = shared.partition("*")
+        shared_width = (config.read_optional_count(config.choose_key(keys), minimum=0) or 0) if shared else 0
         spec = ExpertsSpec(
             num_experts=num_experts,
             num_active=num_active,

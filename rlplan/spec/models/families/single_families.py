@@ -1,4 +1,4 @@
-"""Readers for a single family: Gemma 4, and families of the first generation.
+"""Readers for a single family: Gemma 4, hybrids with a state beside attention, and families of the first generation.
 
 In: a Config and the number of layers. Out: fields of a ModelSpec by name. Left out: readers shared by families
 (readers.py). Source: configuration and modeling files of transformers 5.19, named at each reader.
@@ -7,7 +7,17 @@ In: a Config and the number of layers. Out: fields of a ModelSpec by name. Left 
 from rlplan.spec.models.config import Config
 from rlplan.spec.models.families import readers
 from rlplan.spec.models.families.readers import Fields
-from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, PerLayerInputSpec, SharedKeysSpec
+from rlplan.spec.models.parts import (
+    FULL,
+    LINEAR,
+    NONE,
+    PARALLEL,
+    GlobalAttentionSpec,
+    LinearAttentionSpec,
+    PerLayerInputSpec,
+    SharedKeysSpec,
+)
+from rlplan.units import round_up
 
 
 def words_as_wide_as_layers(config: Config, num_layers: int) -> Fields:
@@ -100,3 +110,93 @@ def gemma4_experts(config: Config, num_layers: int) -> Fields:
     return readers.experts(number="num_experts", active="top_k_experts", width="moe_intermediate_size")(
         config, num_layers
     )
+
+
+def _read_mamba(config: Config) -> LinearAttentionSpec:
+    """Mamba-2 in the spelling of Granite and Falcon; a missing `mamba_d_head` is `auto`."""
+    heads = config.read_count("mamba_n_heads")
+    width = config.read_optional_count("mamba_d_ssm") or (
+        config.read_count("mamba_expand") * config.read_count("hidden_size")
+    )
+    if width % heads:
+        config.refuse("mamba_n_heads", heads, f"a divisor of the layer's inner width, {width}")
+    return LinearAttentionSpec(
+        num_key_heads=config.read_count("mamba_n_groups"),
+        num_value_heads=heads,
+        key_head_dim=config.read_count("mamba_d_state"),
+        value_head_dim=width // heads,
+        conv_kernel=config.read_count("mamba_d_conv"),
+        is_mamba=True,
+        chunk=config.read_count("mamba_chunk_size"),
+    )
+
+
+def granite_hybrid(config: Config, num_layers: int) -> Fields:
+    """Layers of Mamba-2 or attention, each with experts and a shared MLP, or with that MLP alone
+    (configuration_granitemoehybrid.py).
+    """
+    named = readers.list_hybrid_names(config)
+    kinds = tuple(readers.HYBRID_LAYERS.get(name, NONE) for name in named)
+    if len(kinds) != num_layers or NONE in kinds:
+        config.refuse("layer_types", named, f"mamba or attention for each of {num_layers} layers")
+    fields: Fields = {"attention_kinds": kinds, "linear_attention": _read_mamba(config)}
+    if config.read_optional_count("num_local_experts", minimum=0):
+        routed = readers.experts(
+            number="num_local_experts", width="intermediate_size", shared="shared_intermediate_size"
+        )
+        return fields | routed(config, num_layers)
+    return fields | {"intermediate_size": config.read_count("shared_intermediate_size")}
+
+
+def falcon_h1(config: Config, num_layers: int) -> Fields:
+    """Every layer has Mamba-2 and attention side by side (configuration_falcon_h1.py)."""
+    return {"attention_kinds": (PARALLEL,) * num_layers, "linear_attention": _read_mamba(config)}
+
+
+def short_convolutions(config: Config, num_layers: int) -> Fields:
+    """Layers of a short convolution or of attention, and an adjusted width of the MLP (configuration_lfm2.py,
+    modeling_lfm2.py).
+    """
+    names = config.read_words("layer_types", ["conv", "full_attention"], length=num_layers)
+    if names is None:
+        full = config.read_indices("full_attn_idxs") or tuple(range(num_layers))
+        names = tuple("full_attention" if layer in full else "conv" for layer in range(num_layers))
+    hidden, heads = config.read_count("hidden_size"), config.read_count("num_attention_heads")
+    convolution = LinearAttentionSpec(
+        num_key_heads=0,
+        num_value_heads=heads,
+        key_head_dim=0,
+        value_head_dim=hidden // heads,
+        conv_kernel=config.read_count("conv_L_cache"),
+    )
+    width = config.read_count(config.choose_key("block_ff_dim|intermediate_size"))
+    if config.read_flag("block_auto_adjust_ff_dim", default=True):
+        multiplier = config.get("block_ffn_dim_multiplier") or 1.0
+        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 0 < multiplier <= 1000:
+            config.refuse("block_ffn_dim_multiplier", multiplier, "a factor from 0 to 1000")
+        width = round_up(int(multiplier * (2 * width // 3)), config.read_count("block_multiple_of"))
+    kinds = tuple(FULL if name == "full_attention" else LINEAR for name in names)
+    return {"attention_kinds": kinds, "linear_attention": convolution, "intermediate_size": width}
+
+
+def kimi_linear(config: Config, num_layers: int) -> Fields:
+    """Layers of Kimi Delta Attention or of latent attention, counted from 1 in `linear_attn_config`
+    (configuration_kimi_linear.py).
+    """
+    nested = config.get("linear_attn_config") is not None
+    sizes = config.read_child("linear_attn_config") if nested else config
+    heads = sizes.read_count("num_heads" if nested else "linear_num_heads")
+    width = sizes.read_count("head_dim" if nested else "linear_head_dim")
+    names = config.read_words("layer_types", ["linear_attention", "full_attention"], length=num_layers)
+    if names is None:
+        full = sizes.read_indices("full_attn_layers")
+        names = tuple("full_attention" if layer + 1 in full else "linear_attention" for layer in range(num_layers))
+    linear = LinearAttentionSpec(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=width,
+        value_head_dim=width,
+        conv_kernel=sizes.read_count("short_conv_kernel_size" if nested else "linear_conv_kernel_dim"),
+    )
+    kinds = tuple(FULL if name == "full_attention" else LINEAR for name in names)
+    return {"attention_kinds": kinds, "linear_attention": linear}
