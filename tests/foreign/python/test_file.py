@@ -167,7 +167,7 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
         "beta = 0.1\nif is_main():\n    beta = 0.5\n",
         "words = {'beta': 0.1}\nif is_main():\n    words['beta'] = 0.5\nbeta = words['beta']\n",
         "base = GRPOConfig(beta=0.1)\nif is_main():\n    base.beta = 0.5\nbeta = base.beta\n",
-        "beta = 0.1\nmatch [1]:\n    case [1]:\n        beta = 0.5\n",
+        "beta = 0.1\nmatch [1]:\n    case [1, *rest]:\n        beta = 0.5\n",
         "beta = 0.1\nfor one in load():\n    beta *= 2\n",
         "beta = 0.1\nwhile not done():\n    beta *= 2\n",
         "match load():\n    case 1:\n        beta = 0.1\n    case _:\n        beta = 0.5\n",
