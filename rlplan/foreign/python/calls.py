@@ -116,7 +116,8 @@ class Calls(Values):
             return Made(name, (dict(model.entries) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict", LAUNCH) or (name.endswith(_ENDS) and name[:1].isupper()):
             instance = self._record(name, node)
-            return add_default(instance, self.place(node)) if is_unsloth(get_dotted_name(node.func)) else instance
+            text = get_dotted_name(node.func)
+            return add_default(instance, text, self.place(node)) if is_unsloth(text) else instance
         if name == "get_peft_model":
             wrapped = self._record(name, node)
             model = wrapped.get("model")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlplan.foreign.python.calls import MAX_CALLS, Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_WORK, Made, get_name, is_made
+from rlplan.foreign.python.values import LONG, MAX_QUOTE, MAX_WORK, Made, get_dotted_name, get_name, is_made, simplify
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.unknown import is_known, mark_unknown
 
@@ -305,6 +305,8 @@ class Script(Calls):
                     self.give(owner, target.attr, Given(value, self.place(target)))
                 elif isinstance(owner, OwnClass):
                     owner.defaults[target.attr] = Given(value, self.place(target))
+            case ast.Subscript() if get_dotted_name(target.value) == "os.environ":
+                self.environment[str(simplify(self.value(target.slice)))[:MAX_QUOTE]] = value
             case ast.Subscript():
                 self._assign_item(target, value)
 

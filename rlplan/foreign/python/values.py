@@ -132,6 +132,8 @@ class Values:
     def __init__(self, text: str, file: str, outside: Mapping[str, str]) -> None:
         self.lines, self.file, self.outside = text.encode().splitlines(), file, outside
         self.names: dict[str, Any] = {}
+        self.environment: dict[str, Any] = {}
+        """Variables that the script sets in `os.environ`."""
         self.used: set[str] = set()
         self.spent, self.limit = 0, MAX_WORK
         self.made: list[Made] = []
@@ -298,7 +300,8 @@ class Values:
 
     def _evaluate_item(self, node: ast.Subscript) -> Any:
         if get_dotted_name(node.value) == "os.environ":
-            return self._look_up_outside(str(simplify(self.value(node.slice)))[:MAX_QUOTE], node)
+            variable = str(simplify(self.value(node.slice)))[:MAX_QUOTE]
+            return self.environment.get(variable) or self._look_up_outside(variable, node)
         owner = self.value(node.value)
         return (
             owner[require_known(self.value(node.slice))]
@@ -311,6 +314,8 @@ class Values:
         name, text = get_name(node.func), get_dotted_name(node.func)
         if text in ("os.environ.get", "os.getenv"):
             variable = str(simplify(self.value(node.args[0])))[:MAX_QUOTE]
+            if variable in self.environment:
+                return self.environment[variable]
             if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
                 return _OF_LAUNCHERS.get(variable) or self._look_up_outside(variable, node)
             return _OF_LAUNCHERS.get(variable) or self.value(node.args[1])

@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -91,8 +88,3 @@ def test_a_switch_before_unknown_options_stays_a_switch(tmp_path: Path) -> None:
 def test_a_field_of_the_arguments_can_be_set(tmp_path: Path) -> None:
     keys = ("hf_checkpoint", "max_tokens_per_gpu", "tensor_model_parallel_size")
     assert _take(_read(tmp_path, "model=Qwen3-4B"), *keys) == ["/root/Qwen3-4B", 9216, 2]
-
-
-def test_a_program_without_a_command_is_refused_by_its_stack(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="computes the options of miles"):
-        _read(tmp_path, program="import miles.utils\nprint(1)\n")

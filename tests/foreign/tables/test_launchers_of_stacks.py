@@ -381,7 +381,7 @@ def test_a_file_of_prime_rl_s_orchestrator_or_engine_is_not_read_as_the_trainer_
 
 
 def test_a_python_program_that_computes_a_stack_s_options_is_refused_by_the_stack_s_name(tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text("import miles.utils as U\nU.execute_train(train_args=f'--lr {1}')\n")
+    (tmp_path / "run.py").write_text("import miles.utils as U\nU.train(lr=1)\n")
     with pytest.raises(SpecError, match="options of miles in Python") as refused:
         read_source(tmp_path / "run.py", None)
     assert "command line or configuration file of miles" in refused.value.rule
