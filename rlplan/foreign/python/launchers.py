@@ -38,7 +38,7 @@ def read_launcher(path: Path, outside: Mapping[str, str]) -> Launched | None:
     """The last command that a program starts with known options; None where it starts none. Raises: SpecError."""
     tree, text = parse_file(path)
     script = Script(tree, text, path.name, outside)
-    calls = [made for made in script.made if made.name == LAUNCH and _is_readable(made.get("train_args"))]
+    calls = [call for call in script.made if call.name == LAUNCH and _is_readable(call.get("train_args"))]
     if not calls:
         return None
     call = calls[-1]

@@ -466,9 +466,14 @@ import os
 os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
 from unsloth import FastLanguageModel
 from trl import GRPOConfig, GRPOTrainer
-model, tokenizer = FastLanguageModel.from_pretrained("{}", max_seq_length={}, fast_inference=True, gpu_memory_utilization=0.9)
+model, tokenizer = FastLanguageModel.from_pretrained(
+    "{}", max_seq_length={}, fast_inference=True, gpu_memory_utilization=0.9
+)
 model = FastLanguageModel.get_peft_model(model, r={}, lora_alpha=64, use_gradient_checkpointing="unsloth")
-args = GRPOConfig(num_generations={}, max_prompt_length=256, max_completion_length={}, per_device_train_batch_size=1, optim="adamw_8bit")
+args = GRPOConfig(
+    num_generations={}, max_prompt_length=256, max_completion_length={}, per_device_train_batch_size=1,
+    optim="adamw_8bit",
+)
 GRPOTrainer(model=model, reward_funcs=[f], args=args, train_dataset=d).train()
 """
 
