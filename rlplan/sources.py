@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 
 RUNNING_VERBS = ("emit", "run")
+MOST_ENTRIES = 1_000
+"""Entries of a folder that are looked at for a model."""
 
 
 @dataclass(frozen=True)
@@ -331,12 +334,19 @@ def fetch_model(name: str, folder: Path, key: str) -> str:
     return str(fetch_config(name, key))
 
 
+def _holds_models(folder: Path) -> bool:
+    """Whether a folder is one of models, rather than one that has the name of a hub's owner, as a checkout may."""
+    entries = islice(folder.iterdir(), MOST_ENTRIES) if folder.is_dir() else ()
+    contents = list(entries)
+    return folder.is_file() or (folder.is_dir() and (not contents or any(map(is_model_folder, contents))))
+
+
 def is_hub_id(name: str, folder: Path) -> bool:
     """Whether a model's name is a hub id, rather than a path relative to `folder`."""
     if name in load_catalogue():
         return not (folder / name).exists()
     parts = Path(name).parts if len(name) <= MAX_ID and "\0" not in name else ()
-    if find_bundled_id(name) or len(parts) != 2 or (folder / parts[0]).exists():
+    if find_bundled_id(name) or len(parts) != 2 or (folder / name).exists() or _holds_models(folder / parts[0]):
         return False
     from rlplan.runtime.models.hub import looks_like_id
 

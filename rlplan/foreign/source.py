@@ -26,7 +26,9 @@ from rlplan.foreign.command_lines import (
     read_server,
 )
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
+from rlplan.foreign.python.calls import LAUNCH
 from rlplan.foreign.python.file import MAX_NOTEBOOK, read_python
+from rlplan.foreign.python.launchers import read_launcher as read_started
 from rlplan.foreign.python.values import simplify
 from rlplan.foreign.settings import MAX_SHOWN, Given, Settings, parse_word, read_flags
 from rlplan.foreign.shell.script import Command, read_script
@@ -117,15 +119,7 @@ def _read_settings(path: Path, source: str | None, outside: Sequence[str], neare
     path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
     if path.suffix in PYTHON:
-        _refuse_launcher(path)
-        script = read_python(path, pairs)
-        if not script.has_trainer:
-            raise _refuse_without_trainer(path)
-        names = pairs.keys()  # the follower of the script has checked them
-        table = load_table("trl_given" if "trainer" in script.entries else "trl")
-        settings = Settings(
-            table, str(path), normalize_values(script.entries, table), dict(table.defaults), script.notes
-        )
+        settings, names = _read_launcher(path, pairs) or (_read_trainer(path, pairs), pairs.keys())
     elif path.suffix in SUFFIXES:
         settings = _read_document(path, stacks, source, pairs, nearest)
     else:
@@ -211,12 +205,30 @@ def _normalize_key(name: str, table: Table) -> str:
     return name.lstrip("+")
 
 
-def _refuse_launcher(path: Path) -> None:
-    """Raises: SpecError for a Python program of a stack that is started by commands or configuration files."""
+def _read_trainer(path: Path, outside: Mapping[str, str]) -> Settings:
+    """The settings of a Python script that creates a trainer of TRL. Raises: SpecError."""
+    script = read_python(path, outside)
+    if not script.has_trainer:
+        raise _refuse_without_trainer(path)
+    table = load_table("trl_given" if "trainer" in script.entries else "trl")
+    return Settings(table, str(path), normalize_values(script.entries, table), dict(table.defaults), script.notes)
+
+
+def _read_launcher(path: Path, outside: Mapping[str, str]) -> tuple[Settings, Set[str]] | None:
+    """The settings of a Python program that starts a stack by a command, and the names that it has; None for another.
+
+    Raises: SpecError for a program of a stack whose command it does not contain.
+    """
     text = read_text(path, "the script", limit=MAX_NOTEBOOK)
     package = _IMPORT.search(text)
     if package is None or re.search(r"\b(trl|unsloth)\b", text):
-        return
+        return None
+    launched = read_started(path, outside) if LAUNCH in text else None
+    if launched is not None:
+        table, notes = load_table(package[1]), [*launched.notes]
+        read = read_command(launched.words[1:], table, path.parent, notes, outside)
+        raw = Settings(table, str(path), read.entries, {}, tuple(notes))
+        return _settle(raw, [word for word, _ in launched.words], outside), launched.used
     title = load_identity(package[1]).title
     raise SpecError(
         f"this program computes the options of {title} in Python, which is not followed for {title}",

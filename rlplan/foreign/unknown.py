@@ -34,6 +34,15 @@ def is_known(word: str) -> bool:
     return OPEN not in word
 
 
+def is_wholly_unknown(value: object) -> bool:
+    """Whether a value is one unknown part and nothing else.
+
+    >>> is_wholly_unknown(mark_unknown("size")), is_wholly_unknown("Qwen/" + mark_unknown("size"))
+    (True, False)
+    """
+    return isinstance(value, str) and value.startswith(OPEN) and value.find(CLOSE) == len(value) - 1
+
+
 def strip_marks(word: str) -> str:
     """A word without marks, for messages."""
     return word.replace(OPEN, "").replace(CLOSE, "")

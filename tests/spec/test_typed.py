@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.sources import JobWords, read_question
+from rlplan.sources import JobWords, is_hub_id, read_question
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware, load_machines, parse_pools
 from rlplan.spec.models.names import match_model
@@ -126,3 +126,12 @@ def test_every_machine_of_a_cloud_names_its_source() -> None:
     machines = load_machines()
     unsourced = [name for name in machines["machines"] if not name.startswith(tuple(machines["sources"]))]
     assert unsourced == []
+
+
+def test_a_folder_with_the_name_of_a_hub_s_owner_does_not_make_an_id_a_path(tmp_path: Path) -> None:
+    (tmp_path / "OpenRLHF" / "examples").mkdir(parents=True)  # a checkout
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    (tmp_path / "models" / "small" / "config.json").write_text("{}")
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    names = ("OpenRLHF/Llama-3-8b-sft-mixture", "models/smal", "org/tiny", "org/large")
+    assert [is_hub_id(name, tmp_path) for name in names] == [True, False, False, True]

@@ -24,8 +24,11 @@ POSITIONAL = {
     "RewardTrainer": ("model", "args"),
     "from_pretrained": ("path",),
     "get_peft_model": ("model", "peft_config"),
+    "execute_train": ("train_args", "num_gpus_per_node", "megatron_model_type", "train_script"),
 }
 """Names of positional arguments. The first one of a configuration is its output folder."""
+LAUNCH = "execute_train"
+"""The function of slime and miles that starts a training with a text of options (utils/external_utils)."""
 _ALIASES = {"UnslothTrainer": "SFTTrainer"}
 """Trainers of other packages that take what their base class takes. Source: unsloth/trainer.py."""
 _ENDS = ("Config", "Trainer", "TrainingArguments")
@@ -111,9 +114,10 @@ class Calls(Values):
             model = self.value(node.args[0]) if node.args else None
             lora = Given(Made("LoraConfig"), self.place(node))
             return Made(name, (dict(model.entries) if isinstance(model, Made) else {}) | {"peft_config": lora})
-        if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
+        if name in ("from_pretrained", "from_dict", LAUNCH) or (name.endswith(_ENDS) and name[:1].isupper()):
             instance = self._record(name, node)
-            return add_default(instance, self.place(node)) if is_unsloth(get_dotted_name(node.func)) else instance
+            text = get_dotted_name(node.func)
+            return add_default(instance, text, self.place(node)) if is_unsloth(text) else instance
         if name == "get_peft_model":
             wrapped = self._record(name, node)
             model = wrapped.get("model")
@@ -139,6 +143,14 @@ class Calls(Values):
             return super()._value(node)
         body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node)]
         return Function(ast.copy_location(ast.FunctionDef("lambda", node.args, body, []), node))
+
+    def _evaluate_attribute(self, node: ast.Attribute) -> Any:
+        owner = self.names.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if isinstance(owner, Made) and isinstance(owner.own, OwnClass) and node.attr in owner.own.methods:
+            method = owner.own.methods[node.attr]
+            if {get_name(decorator) for decorator in method.decorator_list} & {"property", "cached_property"}:
+                return self.call_function(Function(method), ast.Call(node, [], []), [owner])
+        return super()._evaluate_attribute(node)
 
     def _set_attribute(self, node: ast.Call) -> None:
         """`setattr`."""
@@ -199,7 +211,7 @@ class Calls(Values):
                 self.notes.append(f"{place}: what **{self.quote(keyword.value)} gives {name} is known only at run time")
         instance = Made(name, entries, node.lineno, own)
         self.made.append(instance)
-        if name.endswith("Trainer") and self.spent <= MAX_WORK:
+        if name.endswith(("Trainer", LAUNCH)) and self.spent <= MAX_WORK:
             self.followed_to = node.lineno
         return instance
 
@@ -260,6 +272,8 @@ class Calls(Values):
                 if outside.rpartition(".")[2] == key:
                     self.used.add(outside)
                     instance.entries[key] = Given(parse_word(self.outside[outside]), f"--set {outside}")
+        if isinstance(own, OwnClass) and "__post_init__" in own.methods:
+            self.call_function(Function(own.methods["__post_init__"]), ast.Call(ast.Name(name), [], []), [instance])
         self.made.append(instance)
         return instance
 
@@ -357,6 +371,13 @@ class Calls(Values):
         values |= {
             argument.arg: self.value(default) for argument, default in zip(last, parameters.defaults, strict=True)
         }
+        if node is None:  # a command line calls it, whose parser fills the classes of its parameters
+            classes = {argument.arg: get_name(argument.annotation) for argument in named if argument.annotation}
+            values |= {
+                name: self._parse_class(kind, {})
+                for name, kind in classes.items()
+                if isinstance(self.names.get(kind), OwnClass)
+            }
         for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
             if default is not None:
                 values[parameter.arg] = self.value(default)

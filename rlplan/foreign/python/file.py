@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.unsloth import LOADED, WHOLE_MODULES, enlarge_batch, list_defaults, list_keys
+from rlplan.foreign.python.unsloth import LOADED, WHOLE_MODULES, enlarge_batch, list_defaults, list_keys, list_standby
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made, simplify
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import list_given_trainers, load_table
@@ -86,8 +86,9 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     if script.spent > MAX_WORK:
         notes.append(f"{path.name} is very long; nothing after the trainer at line {script.followed_to} is read")
     entries = dict(_list_entries(script, trainer, config))
-    if _is_online(trainer) and _has_unsloth(trainer) and (note := enlarge_batch(entries)):
-        notes.append(note)
+    if trainer is not None and _is_online(trainer) and _has_unsloth(trainer):
+        notes += filter(None, [enlarge_batch(entries)])
+        entries |= list_standby(trainer.get("model"), script.environment, entries)
     if flags is None:
         _check_used(path, unused, {*script.names, *entries})
     makes_grpo = _is_online(trainer)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlplan.foreign.python.calls import MAX_CALLS, Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_WORK, Made, get_name, is_made
+from rlplan.foreign.python.values import LONG, MAX_QUOTE, MAX_WORK, Made, get_dotted_name, get_name, is_made, simplify
 from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.unknown import is_known, mark_unknown
 
@@ -27,6 +27,19 @@ _NOTHING = object()
 
 def _differ(values: Sequence[Any]) -> bool:
     return any(type(value) is not type(values[0]) or value != values[0] for value in values)
+
+
+def _mark_difference(name: str, values: Sequence[Any]) -> str:
+    """The unknown value of a name that differs between branches; of options that a branch extends, the rest is known.
+
+    >>> strip_marks(_mark_difference("args", ["--lr 1 ", "--lr 1 --bf16 "])), strip_marks(_mark_difference("x", [1, 2]))
+    ('--lr 1 --bf16 ', 'x')
+    """
+    shortest, *others = sorted((value for value in values if isinstance(value, str)), key=len) or [""]
+    is_extended = len(others) + 1 == len(values) and all(other.startswith(shortest) for other in others)
+    if is_extended and shortest.endswith(" "):
+        return f"{shortest}{mark_unknown(others[-1].removeprefix(shortest).strip())} "
+    return mark_unknown(name)
 
 
 def _list_case_bodies(node: ast.Match) -> list[list[ast.stmt]]:
@@ -205,21 +218,34 @@ class Script(Calls):
     def _follow_match(self, node: ast.Match) -> None:
         """The matching case, among values and `_`; all cases where the match is known only at run time."""
         subject = self.value(node.subject)
-        if isinstance(subject, str) and not is_known(subject):
-            self._follow_either(_list_case_bodies(node), f"which case {self.quote(node.subject)} is", node)
-            return
         for case in node.cases:
-            options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
-            values = [self.value(pattern.value) for pattern in options if isinstance(pattern, ast.MatchValue)]
-            values += [pattern.value for pattern in options if isinstance(pattern, ast.MatchSingleton)]
-            is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
-            guard = True if case.guard is None else self.truth(case.guard)
-            if (len(values) < len(options) and not is_any) or guard is None:
+            matched = self._match(case.pattern, subject)
+            guard = True if case.guard is None or not matched else self.truth(case.guard)
+            if matched is None or guard is None:
                 self._follow_either(_list_case_bodies(node), f"which case {self.quote(node.subject)} is", node)
                 return
-            if (is_any or subject in values) and guard:
+            if matched and guard:
                 self.run(case.body)
                 return
+
+    def _match(self, pattern: ast.pattern, subject: Any) -> bool | None:
+        """Whether a value matches a pattern of values, `_`, `|` and sequences; None where only a run decides."""
+        match pattern:
+            case ast.MatchAs(pattern=None):
+                return True
+            case _ if isinstance(subject, str) and not is_known(subject):
+                return None
+            case ast.MatchValue():
+                return bool(self.value(pattern.value) == subject)
+            case ast.MatchSingleton():
+                return pattern.value is subject
+            case ast.MatchOr():
+                answers = [self._match(part, subject) for part in pattern.patterns]
+                return True if True in answers else None if None in answers else False
+            case ast.MatchSequence() if isinstance(subject, list) and len(subject) == len(pattern.patterns):
+                answers = [self._match(part, item) for part, item in zip(pattern.patterns, subject, strict=True)]
+                return False if False in answers else None if None in answers else True
+        return None
 
     def _follow_either(self, bodies: Sequence[Sequence[ast.stmt]], what: str, node: ast.stmt) -> None:
         """Follow alternative bodies, the most likely one last; values that differ afterwards become unknown.
@@ -250,7 +276,7 @@ class Script(Calls):
         for name in {key for names in after for key in names}:
             values = [names.get(name) for names in after]
             if not any(isinstance(value, Made) for value in values) and _differ(values):
-                self.names[name] = mark_unknown(name)
+                self.names[name] = _mark_difference(name, values)
         objects.merge(self.place(node))
         if len(self.made) > num_made:
             read = "its first branch is read" if isinstance(node, ast.If | ast.Match) else "its body is read once"
@@ -279,6 +305,8 @@ class Script(Calls):
                     self.give(owner, target.attr, Given(value, self.place(target)))
                 elif isinstance(owner, OwnClass):
                     owner.defaults[target.attr] = Given(value, self.place(target))
+            case ast.Subscript() if get_dotted_name(target.value) == "os.environ":
+                self.environment[str(simplify(self.value(target.slice)))[:MAX_QUOTE]] = value
             case ast.Subscript():
                 self._assign_item(target, value)
 

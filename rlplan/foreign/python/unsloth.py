@@ -6,7 +6,8 @@ that it writes into TRL's configurations.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlplan.foreign.python.values import Made
 from rlplan.foreign.settings import Given
@@ -27,6 +28,8 @@ _DEFAULTS = {
 _ONLINE_DEFAULTS = {"beta": 0.001, "loss_type": "bnpo", "vllm_importance_sampling_correction": False}
 """The same for GRPO."""
 _BATCH, _STEPS, _GROUP = "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"
+_LOADED_VISION = f"vision.{LOADED}"
+_STANDBY = "UNSLOTH_VLLM_STANDBY"
 WHOLE_MODULES = ("embed_tokens", "lm_head")
 """Target modules that `get_peft_model` trains in full. Source: unsloth/models/llama.py."""
 
@@ -40,11 +43,11 @@ def is_unsloth(text: str) -> bool:
     return _CLASS.fullmatch(text) is not None
 
 
-def add_default(model: Made, place: str) -> Made:
-    """The call with its default, a base model in 4 bits, unless an argument replaces it."""
+def add_default(model: Made, text: str, place: str) -> Made:
+    """The call with its default, a base model in 4 bits, unless an argument replaces it. text: of the function."""
     if model.entries.keys().isdisjoint(_OTHERWISE):
         model.entries["load_in_4bit"] = Given(True, place)
-    return Made(LOADED, model.entries, model.line, model.own)
+    return Made(_LOADED_VISION if "Vision" in text else LOADED, model.entries, model.line, model.own)
 
 
 def list_keys(model: Made, *, is_online: bool) -> Iterator[tuple[str, Given]]:
@@ -63,6 +66,18 @@ def list_defaults(*, is_online: bool) -> Iterator[tuple[str, Given]]:
     """TRL's keys with Unsloth's defaults. is_online: whether the trainer generates rollouts."""
     for key, value in (_DEFAULTS | (_ONLINE_DEFAULTS if is_online else {})).items():
         yield key, Given(value, f"Unsloth's default of {key}")
+
+
+def list_standby(model: Made, environment: Mapping[str, Any], entries: Mapping[str, Given]) -> dict[str, Given]:
+    """TRL's keys where the script sets the variable by which the KV cache sleeps while the policy trains.
+
+    Unsloth ignores it for vision models.
+    Source: unsloth_zoo/vllm_utils.py (`load_vllm`), which replaces the fraction of the GPU too; models/rl.py.
+    """
+    engine, is_off = entries.get("unsloth.fast_inference"), str(environment.get(_STANDBY, "0")) == "0"
+    if engine is None or engine.value is not True or is_off or model.name == _LOADED_VISION:
+        return {}
+    return {"unsloth.standby": Given(True, engine.place), "vllm_enable_sleep_mode": Given(True, _STANDBY)}
 
 
 def enlarge_batch(entries: dict[str, Given]) -> str:

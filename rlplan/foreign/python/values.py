@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any, TypeGuard
 
 from rlplan.foreign.settings import Given, parse_word
-from rlplan.foreign.unknown import is_known, mark_unknown
+from rlplan.foreign.unknown import is_known, is_wholly_unknown, mark_unknown, strip_marks
 
 MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
 MAX_ITEMS, MAX_NESTED = 10_000, 40
@@ -79,9 +79,31 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "model_revision": "main",
         "use_bnb_nested_quant": False,
         "use_peft": False,
+    },
+    "ExecuteTrainConfig": {
+        "cuda_core_dump": False,
+        "extra_env_vars": "",
+        "num_nodes": 1,
+        "output_dir": "/root/shared_data",
+    },
+}
+"""Defaults of classes of libraries, as parsers return them without flags.
+
+Sources: TRL 1.16.0, trainer/model_config.py; miles and slime, utils/external_utils/command_utils.py.
+"""
+_CONSTANTS = {
+    "NUM_GPUS_OF_HARDWARE": {
+        "B200": 8,
+        "B300": 8,
+        "GB200": 4,
+        "GB300": 4,
+        "H100": 8,
+        "H200": 8,
+        "MI350X": 8,
+        "MI355X": 8,
     }
 }
-"""Defaults of TRL's classes, as parsers return them without flags (1.16.0, trainer/model_config.py)."""
+"""Constants of libraries. Source: miles, utils/external_utils/command_utils.py."""
 _MODULES = ("torch", "os")
 _UNCHANGED = ("to", "cuda", "half", "bfloat16", "float", "eval", "train")
 """Methods of a model that return the model."""
@@ -110,6 +132,8 @@ class Values:
     def __init__(self, text: str, file: str, outside: Mapping[str, str]) -> None:
         self.lines, self.file, self.outside = text.encode().splitlines(), file, outside
         self.names: dict[str, Any] = {}
+        self.environment: dict[str, Any] = {}
+        """Variables that the script sets in `os.environ`."""
         self.used: set[str] = set()
         self.spent, self.limit = 0, MAX_WORK
         self.made: list[Made] = []
@@ -202,7 +226,11 @@ class Values:
                         return self.value(part)
                 return self.value(node.values[-1])
             case ast.BinOp():
-                return _combine(node.op, require_known(self.value(node.left)), require_known(self.value(node.right)))
+                left, right = self.value(node.left), self.value(node.right)
+                if isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+                    both = is_wholly_unknown(left) and is_wholly_unknown(right)
+                    return mark_unknown(self.quote(node)) if both else left + right
+                return _combine(node.op, require_known(left), require_known(right))
             case ast.Compare(ops=[op], comparators=[other]):
                 left, right = require_known(self.value(node.left)), require_known(self.value(other))
                 if not self.takes(left, right):
@@ -245,10 +273,11 @@ class Values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None:
                     raise ValueError("a format")
-                value = require_known(self.value(part.value))
+                value = self.value(part.value)
                 if not isinstance(value, str | int | float):
                     raise ValueError("an object as text")
-                parts.append(str(value))
+                # a launcher's options are one text, of which the rest stays known
+                parts.append(mark_unknown(f"{{{strip_marks(value)}}}") if is_wholly_unknown(value) else str(value))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
             size += len(parts[-1])
@@ -257,6 +286,8 @@ class Values:
         return "".join(parts)
 
     def _evaluate_attribute(self, node: ast.Attribute) -> Any:
+        if node.attr in _CONSTANTS:
+            return _CONSTANTS[node.attr]
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
             return node.attr if node.value.id == "torch" else mark_unknown(self.quote(node))
         owner = self.value(node.value)
@@ -269,7 +300,8 @@ class Values:
 
     def _evaluate_item(self, node: ast.Subscript) -> Any:
         if get_dotted_name(node.value) == "os.environ":
-            return self._look_up_outside(str(simplify(self.value(node.slice)))[:MAX_QUOTE], node)
+            variable = str(simplify(self.value(node.slice)))[:MAX_QUOTE]
+            return self.environment.get(variable) or self._look_up_outside(variable, node)
         owner = self.value(node.value)
         return (
             owner[require_known(self.value(node.slice))]
@@ -282,6 +314,8 @@ class Values:
         name, text = get_name(node.func), get_dotted_name(node.func)
         if text in ("os.environ.get", "os.getenv"):
             variable = str(simplify(self.value(node.args[0])))[:MAX_QUOTE]
+            if variable in self.environment:
+                return self.environment[variable]
             if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
                 return _OF_LAUNCHERS.get(variable) or self._look_up_outside(variable, node)
             return _OF_LAUNCHERS.get(variable) or self.value(node.args[1])

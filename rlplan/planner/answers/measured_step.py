@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import Change, ask, describe_bottleneck
+from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.plan_results import list_overrides
 from rlplan.planner.machine import open_search
 from rlplan.planner.measured_errors import MeasuredError, find_phase_error, find_step_error
@@ -172,6 +172,9 @@ class StepReport:
         """Remarks on suspicious values: a step that is too short, responses cut at the cap."""
         share, cap = self.measured.lengths.get("cut_share", 0.0), self.plan.job.workload.max_response_len
         remarks = []
+        if not self.plan.verdict.may_fit:
+            needs = "; ".join(short.needs for short in self.plan.shortages) or "; ".join(self.plan.refusals)
+            remarks.append(f"by its prediction the job does not fit where it ran: {needs}")
         if share >= MANY_CUT:
             waits = "every batch waits for the cap, and a reward on the final answer finds none"
             remarks.append(f"{share:.0%} of responses end at the cap of {cap:,} tokens: {waits}")
@@ -234,7 +237,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
 
     executed_plan: the plan that ran. It replaces the prediction if the job cannot be planned again, for example because
     its models were moved; then measured lengths are ignored and no causes are searched. Raises: SpecError if the log
-    cannot belong to this job, NoFeasiblePlanError if the job does not fit.
+    cannot belong to this job, NoFeasiblePlanError if no seconds are predicted for it.
     """
     measured = _gather_optimizer_steps(measured, asked.workload.num_mini_batches)
     overrides = _list_length_overrides(asked, measured.lengths)
@@ -245,7 +248,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
         if executed_plan is None:
             raise
         plan, overrides = executed_plan, ()
-    if plan.timing is None or not plan.verdict.may_fit:
+    if plan.timing is None:
         raise _explain_missing_prediction(plan)
     predicted = _sum_by_timer(plan.timing.step, measured)
     tail_s = _predict_tail(job, plan, measured.lengths) if plan is not executed_plan else 0.0
@@ -254,7 +257,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, executed_plan: Plan | N
     phases = [gap for gap in wrong if gap.phase != "step"]
     largest = max(phases or wrong, key=lambda gap: gap.gap_s, default=None)
     causes: tuple[Cause, ...] = ()
-    if largest is not None and plan is not executed_plan:
+    if largest is not None and plan is not executed_plan and plan.verdict.may_fit:
         causes = list_causes(job, plan, largest.phase, largest.measured_s)
     return StepReport(plan, overrides, measured, gaps, largest, causes, tail_s)
 
@@ -354,9 +357,9 @@ def _list_length_overrides(asked: JobSpec, lengths: Mapping[str, float]) -> tupl
 
 
 def _explain_missing_prediction(plan: Plan) -> NoFeasiblePlanError:
-    if plan.timing is None:
-        what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
-    else:
-        what, rule = "the job does not fit where it ran", describe_bottleneck(plan) or "; ".join(plan.refusals)
-    way_out = "name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile"
-    return NoFeasiblePlanError(what, where="the job", rule=rule, way_out=way_out)
+    return NoFeasiblePlanError(
+        "no seconds are predicted for this job",
+        where="the job",
+        rule=f"profile '{plan.job.hardware.profile}' has no rates",
+        way_out="name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile",
+    )

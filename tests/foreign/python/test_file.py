@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.check import Asked, import_job
+from rlplan.foreign.check import Asked, check, import_job
 from rlplan.foreign.convert import convert
 from rlplan.foreign.engine_share import add_kv_cache
 from rlplan.foreign.settings import Settings
@@ -167,7 +167,7 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
         "beta = 0.1\nif is_main():\n    beta = 0.5\n",
         "words = {'beta': 0.1}\nif is_main():\n    words['beta'] = 0.5\nbeta = words['beta']\n",
         "base = GRPOConfig(beta=0.1)\nif is_main():\n    base.beta = 0.5\nbeta = base.beta\n",
-        "beta = 0.1\nmatch [1]:\n    case [1]:\n        beta = 0.5\n",
+        "beta = 0.1\nmatch [1]:\n    case [1, *rest]:\n        beta = 0.5\n",
         "beta = 0.1\nfor one in load():\n    beta *= 2\n",
         "beta = 0.1\nwhile not done():\n    beta *= 2\n",
         "match load():\n    case 1:\n        beta = 0.1\n    case _:\n        beta = 0.5\n",
@@ -459,3 +459,34 @@ def test_a_loop_over_more_numbers_than_are_followed_does_not_end_early(tmp_path:
     text = "n = 0\nfor i in range(20_000):\n    n = i\nconfig = GRPOConfig(num_generations=n)\n"
     with pytest.raises(SpecError, match="known only at run time"):
         read(tmp_path, text + END).value("num_generations")
+
+
+STANDBY = """
+import os
+os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
+from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+model, tokenizer = FastLanguageModel.from_pretrained(
+    "{}", max_seq_length={}, fast_inference=True, gpu_memory_utilization=0.9
+)
+model = FastLanguageModel.get_peft_model(model, r={}, lora_alpha=64, use_gradient_checkpointing="unsloth")
+args = GRPOConfig(
+    num_generations={}, max_prompt_length=256, max_completion_length={}, per_device_train_batch_size=1,
+    optim="adamw_8bit",
+)
+GRPOTrainer(model=model, reward_funcs=[f], args=args, train_dataset=d).train()
+"""
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [("unsloth/Qwen2.5-3B-Instruct", 1024, 64, 8, 200), ("unsloth/meta-Llama-3.1-8B-Instruct", 1024, 32, 6, 768)],
+)
+def test_grpo_notebooks_of_unsloth_fit_on_the_t4_that_they_are_published_for(
+    numbers: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    # Unsloth's KV cache sleeps during training (unsloth_zoo/vllm_utils.py, `UNSLOTH_VLLM_STANDBY`)
+    (tmp_path / "n.py").write_text(STANDBY.format(*numbers))
+    assert check(read_source(tmp_path / "n.py", None), Asked("1xT4")).fits
+    (tmp_path / "n.py").write_text(STANDBY.format(*numbers).replace('"1"', '"0"'))
+    assert not check(read_source(tmp_path / "n.py", None), Asked("1xT4")).fits

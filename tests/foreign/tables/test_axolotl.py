@@ -56,7 +56,7 @@ def test_qlora_is_read_with_its_base_and_packed_rows(tmp_path: Path) -> None:
             {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"},
             {"zero_stage": 3, "offloads_optimizer": True},
         ),
-        (FSDP, {"backend": "fsdp2", "master_dtype": "float32", "zero_stage": 3}),
+        (FSDP, {"backend": "fsdp2", "master_dtype": "bfloat16", "zero_stage": 3}),  # its own fsdp2_prepare_model
         ({"gradient_checkpointing": "offload"}, {"gradient_checkpointing": True, "offloads_activations": True}),
         ({"gradient_checkpointing": None}, {"gradient_checkpointing": False}),
         ({"plugins": [CUT]}, {"logits": "fused"}),

@@ -381,7 +381,7 @@ def test_a_file_of_prime_rl_s_orchestrator_or_engine_is_not_read_as_the_trainer_
 
 
 def test_a_python_program_that_computes_a_stack_s_options_is_refused_by_the_stack_s_name(tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text("import miles.utils as U\nU.execute_train(train_args=f'--lr {1}')\n")
+    (tmp_path / "run.py").write_text("import miles.utils as U\nU.train(lr=1)\n")
     with pytest.raises(SpecError, match="options of miles in Python") as refused:
         read_source(tmp_path / "run.py", None)
     assert "command line or configuration file of miles" in refused.value.rule
@@ -411,3 +411,32 @@ def test_what_no_job_can_say_is_refused_for_that_reason(text: str, name: str, re
         read(tmp_path, text, name)
     assert reason in refused.value.rule
     assert refused.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [
+        ("max_tokens_per_trajectory: 40000", (1024, 38976)),  # examples/terminal_bench/train.py
+        ("tir: {max_length: 3000}", (1024, 1976)),  # examples/tir/tir_workflow.py
+        ("max_turns: 32\nsglang: {context_length: 32768}", (1024, 31744)),
+        ("agent_run_args: {max_turns: 2}", (1024, 2048)),
+        ("max_turns: 1\nsglang: {context_length: 32768}", (1024, 1024)),
+    ],
+)
+def test_all_turns_of_areal_s_trajectories_are_counted(keys: str, lengths: tuple[int, int], tmp_path: Path) -> None:
+    work = read(tmp_path, AREAL + keys, "a.yaml").data["workload"]
+    assert (work["max_prompt_len"], work["max_response_len"]) == lengths
+
+
+def test_prime_rl_packs_sequences_of_the_orchestrator_s_length_into_the_trainer_s(tmp_path: Path) -> None:
+    # orchestrator.py (seq_len): "Shorter samples are padded; longer samples are truncated"
+    text = PRIME_RL.replace("[orchestrator]", "[orchestrator]\nseq_len = 2048")
+    data = read(tmp_path, text, "p.toml").data
+    assert (data["workload"]["max_prompt_len"], data["workload"]["max_response_len"]) == (1024, 1024)
+    assert data["training"]["max_tokens_per_micro_batch"] == 4096
+
+
+def test_the_teacher_of_miles_is_listed_as_not_counted(tmp_path: Path) -> None:
+    assert read(tmp_path, MILES.rstrip() + " --use-opd --opd-teacher-load /t\n", "m.sh").not_counted == (
+        "opd_teacher_load=/t",
+    )
