@@ -277,7 +277,7 @@ class Values:
                 if not isinstance(value, str | int | float):
                     raise ValueError("an object as text")
                 # a launcher's options are one text, of which the rest stays known
-                parts.append(mark_unknown(f"{{{strip_marks(value)}}}") if is_wholly_unknown(value) else str(value))
+                parts.append(mark_unknown(f"{{{strip_marks(str(value))}}}") if is_wholly_unknown(value) else str(value))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
             size += len(parts[-1])
