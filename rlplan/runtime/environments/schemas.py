@@ -99,9 +99,18 @@ def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Ite
 def _check_pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, schema: Any) -> Iterator[Any]:
     for pattern, part in patterns.items() if validator.is_type(value, "object") else ():
         for key in value:
+            _deadline.get().check()  # a keyword's own check comes once, before it compares all patterns with all names
             # a pattern that RE2 does not accept would match every key
             if _compile(pattern) is not None and matches_pattern(pattern, key):
                 yield from validator.descend(value[key], part, path=key, schema_path=pattern)
+
+
+def _matches_any(patterns: dict[str, Any], key: str) -> bool:
+    for pattern in patterns:
+        _deadline.get().check()
+        if matches_pattern(pattern, key):
+            return True
+    return False
 
 
 def _check_additional_properties(validator: Any, additional: Any, value: Any, schema: dict[str, Any]) -> Iterator[Any]:
@@ -111,7 +120,7 @@ def _check_additional_properties(validator: Any, additional: Any, value: Any, sc
         return
     patterns = schema.get("patternProperties", {})
     for key in value:
-        if key in schema.get("properties", {}) or any(matches_pattern(pattern, key) for pattern in patterns):
+        if key in schema.get("properties", {}) or _matches_any(patterns, key):
             continue
         if validator.is_type(additional, "object"):
             yield from validator.descend(value[key], additional, path=key)
