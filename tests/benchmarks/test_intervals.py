@@ -155,11 +155,12 @@ def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_
             assert (error.inside_left_out or 0) >= 0.85 - 0.5 / error.num_points, error
 
 
-def test_of_steps_whose_interval_is_unknown_nine_of_ten_lie_within_the_factor_of_two() -> None:
+def test_of_steps_whose_interval_is_unknown_at_least_nine_of_ten_lie_within_the_factor_of_two() -> None:
+    """More may lie inside: the factor of two is a convention for kinds that one source dominates, not an estimate."""
     report = [point for point in published_report().points if point.quantity == "rl_step_time"]
     inside = [point.is_inside for point in report if point.is_inside is not None]
     assert len(inside) >= 30
-    assert 0.85 <= sum(inside) / len(inside) <= 0.95
+    assert sum(inside) / len(inside) >= 0.9
 
 
 def test_a_kind_that_borrows_is_a_factor_of_two_while_one_source_has_nine_of_ten_points() -> None:

@@ -42,7 +42,7 @@ def test_a_release_is_audited_and_signed_with_its_bill_of_materials() -> None:
     assert commands[:2] == ["make audit", "make release"]
     signed = [step["with"] for step in job["steps"] if step.get("uses", "").startswith("actions/attest@")]
     assert signed == [
-        {"subject-path": "dist/*.whl"},
+        {"subject-path": "dist/*.whl\ndist/*.tar.gz\n"},
         {"subject-path": "dist/*.whl", "sbom-path": "dist/rlplan.cdx.json"},
     ]
     assert (job["permissions"]["id-token"], job["permissions"]["attestations"]) == ("write", "write")

@@ -32,6 +32,7 @@ def _differ(values: Sequence[Any]) -> bool:
 def _mark_difference(name: str, values: Sequence[Any]) -> str:
     """The unknown value of a name that differs between branches; of options that a branch extends, the rest is known.
 
+    >>> from rlplan.foreign.unknown import strip_marks
     >>> strip_marks(_mark_difference("args", ["--lr 1 ", "--lr 1 --bf16 "])), strip_marks(_mark_difference("x", [1, 2]))
     ('--lr 1 --bf16 ', 'x')
     """

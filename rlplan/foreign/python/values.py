@@ -84,7 +84,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "cuda_core_dump": False,
         "extra_env_vars": "",
         "num_nodes": 1,
-        "output_dir": "/root/shared_data",
+        "output_dir": "shared_data",  # in the home folder of upstream's image
     },
 }
 """Defaults of classes of libraries, as parsers return them without flags.
