@@ -44,7 +44,7 @@ def execute(args: Arguments):
         perf += "--recompute-loss-function "
     U.execute_train(
         train_args=(
-            f"--hf-checkpoint /root/{args.model} --save /root/{U.create_run_id()}/save "
+            f"--hf-checkpoint /data/{args.model} --save /data/{U.create_run_id()}/save "
             "--rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 4096 "
             f"--global-batch-size 256 --actor-num-nodes {args.num_nodes} "
             f"--actor-num-gpus-per-node {args.num_gpus} --colocate "
@@ -76,7 +76,7 @@ def test_the_options_of_a_program_are_read_as_those_of_its_command(tmp_path: Pat
     settings = _read(tmp_path)
     keys = ("hf_checkpoint", "max_tokens_per_gpu", "tensor_model_parallel_size", "actor_num_gpus_per_node", "is_async")
     assert settings.table.title == "miles"
-    assert _take(settings, *keys) == ["shared_data", 4096, 4, 8, True]
+    assert _take(settings, *keys) == ["/data/Qwen3-8B", 4096, 4, 8, True]
 
 
 def test_a_switch_before_unknown_options_stays_a_switch(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_a_switch_before_unknown_options_stays_a_switch(tmp_path: Path) -> None:
 
 def test_a_field_of_the_arguments_can_be_set(tmp_path: Path) -> None:
     keys = ("hf_checkpoint", "max_tokens_per_gpu", "tensor_model_parallel_size")
-    assert _take(_read(tmp_path, "model=Qwen3-4B"), *keys) == ["shared_data", 9216, 2]
+    assert _take(_read(tmp_path, "model=Qwen3-4B"), *keys) == ["/data/Qwen3-4B", 9216, 2]
