@@ -140,7 +140,8 @@ class MemoryLedger:
         return dict(self.capacities).get(host, self.host_capacity)
 
     def find_rows(self, process: str) -> tuple[LedgerRow, ...]:
-        """The rows of a process. A process without rows equals the first rank of its layout and gets that one's."""
+        """The rows of a process. A process without rows of its own equals the first rank of its layout, whose rows are
+        returned."""
         first = f"{process.rpartition('/')[0]}/0"
         return self._by_process.get(process) or self._by_process.get(first, ())
 

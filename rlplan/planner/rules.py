@@ -197,7 +197,7 @@ def _check_trainer(job: SettledJob) -> Iterator[str]:
 
 
 def _check_copied_choices(job: SettledJob) -> Iterator[str]:
-    """Refuse models whose tokens or experts a teacher's distributions, or router replay, cannot name."""
+    """Refuse router replay for untested architectures, and a teacher's distributions over another vocabulary."""
     policy, key = _load_policy(job), "rollout.replays_experts"
     if policy is not None and job.rollout.replays_experts and policy.architecture not in REPLAYED:
         yield f"{key}: it is tested with {', '.join(REPLAYED)} only ({key}=false)"

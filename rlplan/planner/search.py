@@ -32,7 +32,8 @@ from rlplan.version import __version__
 
 DEADLINE_FACTOR = 4.0
 """Ratio of deadline to predicted seconds. A factor of 2 covers prediction errors on unmeasured machines. Another factor
-of 2 covers policies whose responses are much longer than stated: an untrained policy runs to the length limit."""
+of 2 covers policies whose responses are much longer than stated, such as an untrained policy that generates up to the
+length limit."""
 
 
 def find_best_plan(

@@ -36,8 +36,8 @@ from rlplan.timing.serving.step import EngineRates
 from rlplan.units import format_bytes
 
 MIXED = 0.4
-"""Width by which response lengths of an engine among others are spread, relative to the mean. Assumed: it ends the
-queue of equal requests, whatever its size."""
+"""Width, relative to the mean, of the response lengths of one among several engines. Assumed: any width keeps equal
+requests from queueing together."""
 
 
 @dataclass(frozen=True)

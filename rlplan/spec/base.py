@@ -141,7 +141,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
 
 
 def _causes_first(error: ValidationError) -> list[ErrorDetails]:
-    """Errors of a validation, unknown keys before missing keys: one is often a misspelling of the other."""
+    """Errors of a validation, unknown keys before missing keys: an unknown key is often a missing one, misspelt."""
     errors = error.errors()
     if errors[0]["type"] != "missing":
         return errors

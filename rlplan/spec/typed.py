@@ -109,7 +109,7 @@ class Reading:
 
     @property
     def words(self) -> list[str]:
-        """Words of that command line behind the verb."""
+        """Words of that command line after the verb."""
         names = {"policy": "--model", "algorithm": "--algorithm", "hardware": "--gpus", "framework": "--for"}
         options = [word for key, option in names.items() if key in self.keys for word in (option, self.keys[key])]
         return [*options, *self.overrides]
@@ -165,7 +165,8 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
 
 
 def _refuse_open_question(key: str, whole: Reading, text: str, verb: str) -> SpecError:
-    """The question back for GPUs or a model. whole: the question with the usual ones. text: the question as typed."""
+    """The error that asks for missing GPUs or a missing model. whole: the question completed with the usual ones. text:
+    the question as typed."""
     way_out = f"rlplan {verb} {whole.command}"
     if key == "hardware" and CHEAPEST.search(text) and verb == "estimate":
         sized = Reading({name: value for name, value in whole.keys.items() if name not in (key, "framework")})
@@ -224,7 +225,7 @@ def set_named(reading: Reading, key: str, value: str) -> None:
 
 
 def _set_model(reading: Reading, name: str, where: str) -> None:
-    """Set the model; one in bitsandbytes' 4 bits is trained with adapters, as its name says."""
+    """Set the model; if its name says that it is in bitsandbytes' 4 bits, it is trained with adapters."""
     reading.keys["policy"] = read_model(name, where, reading.assumed)
     if reading.assumed and reading.assumed[-1].endswith(QLORA):
         add_override(reading, f"qlora={LORA_RANK}")
@@ -434,7 +435,8 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
 
 
 def _split_gpus(reading: Reading, trains: int, generates: int) -> None:
-    """Let some GPUs train and others generate; together they are the GPUs, where no other number was typed."""
+    """Let some GPUs train and others generate; their sum is the job's number of GPUs, unless another number was
+    typed."""
     reading.overrides += ["placement.placement=disaggregated", f"placement.num_generation_devices={generates}"]
     count, _, kind = reading.keys.get("hardware", "").partition("x")
     if count == "1" and reading.assumed and reading.assumed[-1].startswith("one "):
@@ -443,7 +445,8 @@ def _split_gpus(reading: Reading, trains: int, generates: int) -> None:
 
 
 def _join_pools(reading: Reading, parts: Sequence[str]) -> str:
-    """The hardware of GPUs that train and others that generate; of one kind they are a disaggregated job."""
+    """The hardware of GPUs that train and others that generate; if all are of one kind, the job's placement is
+    disaggregated."""
     trains, generates = (parse_pools(part, where=WHERE, may_assume=True)[0] for part in parts)
     if trains.profile != generates.profile:
         return " + ".join(parts)

@@ -32,7 +32,7 @@ SEGMENT_BYTES = 2 * MIB
 
 
 def reserved_bytes(allocated: int, layer: int, uncast_logits: int = 0) -> int:
-    """Bytes that torch reserves on a GPU when the loss has `allocated` in use and a layer's tensors take `layer`.
+    """Bytes that torch reserves on a GPU at the loss, with `allocated` bytes in use and layers of `layer` bytes.
 
     uncast_logits: bytes of the logits in the model's type, which the loss upcasts and frees.
 
@@ -72,7 +72,7 @@ def heap_bytes(passing_bytes: int, gradient_bytes: int = 0) -> int:
     """Bytes of the holes in a process's heap at the peak of an action (`hardware.keeps_heap`).
 
     passing_bytes: bytes of temporary tensors at the peak. gradient_bytes: bytes of gradients at the peak.
-    Counts: with gradients 110 MiB, 25 % of the temporary tensors and 1.3 times the gradients, at most the temporary
+    Counts: with gradients 110 MiB, 25 % of the temporary tensors and 1.3 times the gradients, capped at the temporary
     tensors; otherwise 40 % of the temporary tensors.
     Source: TRAINING_HOLES_BYTES, TRAINING_HOLES_PERCENT, HEAP_SHARE_PERCENT.
     Assumes: the heap is returned to the system when an action ends (`runtime.workers.worker`).

@@ -41,8 +41,8 @@ def find_high_ends(longest: Mapping[MemoryKind, int], usual: int, factor: float)
     """High ends of the rows of one process during a training or scoring pass.
 
     longest: bytes by kind at the longest sequence lengths. usual: their sum at the usual lengths. factor: measured over
-    predicted peaks of such passes, at the high end of their range. Measurements tell no kinds, so bytes that no row
-    explains are added to the largest row that has an interval, or to the largest row.
+    predicted peaks of such passes, at the high end of their range. Measurements do not separate kinds. So bytes that
+    the rows' own high ends do not reach are added to the largest row that has an interval, or else to the largest row.
 
     >>> find_high_ends({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000}, 2000, 1.2)[MemoryKind.ACTIVATIONS]
     1400

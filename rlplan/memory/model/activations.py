@@ -266,8 +266,9 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
     """Peak bytes in flight for one token inside a layer of a forward-only pass, which saves nothing.
 
     Counts: embeddings, the layer's input and its residual 3eh, to which callers still refer; the normed rows eh; the
-    rotary table; and the larger of attention and MLP. Attention as saved. A gated MLP has activation, up and product
-    3eI; a plain one its saved tensors, at least 2eI; experts as saved (gpt-oss two of their width more).
+    rotary table; and the larger of attention and MLP. Attention and experts take the bytes that they save in training
+    (gpt-oss's experts two tensors of their width more). A gated MLP has activation, up and product 3eI; a plain one its
+    saved tensors, at least 2eI.
     Source: traces without gradient (tests/memory/model/test_activations_traced.py).
 
     >>> forward_layer_bytes(Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256), 2)

@@ -48,7 +48,7 @@ class LayerCut:
         return self.tp if self.shares_rows else 1
 
     def cut_layers(self, kinds: Iterable[Layers]) -> tuple[Layers, ...]:
-        """Cut kinds of layers to one rank.
+        """Replace each kind of layer by one rank's part of it.
 
         >>> from rlplan.memory.model.block import Block
         >>> [kind] = LayerCut(2, 2).cut_layers([Layers(3, Block(64, 4, 2, 16, 256))])
@@ -87,7 +87,7 @@ TRAITS = _read_traits("transformers")
 """Fields of `Block` in which each family's layers differ from Llama's, by architecture."""
 
 OTHER_MODULES = _read_traits("other_modules")
-"""The same for families as trainers with modules of their own run them (Megatron, torchtitan)."""
+"""The same for trainers that run modules of their own instead of transformers' (Megatron, torchtitan)."""
 
 REFUSED: dict[str, str] = _TABLES["refused"]
 """Families without a closed formula, and the reason."""

@@ -1,5 +1,5 @@
 """The frozen base of a LoRA job on the engine's side: the 4-bit base that engines load instead of the trainer's own
-(`rollout.base_path`), or one that trainer and engine hold once (`rollout.shares_base`).
+(`rollout.base_path`), or a base of which trainer and engine share one copy (`rollout.shares_base`).
 
 Of a shared base the trainer's row counts the memory, and the engine's parameters are views of it. Each tensor begins on
 a cache line. A 4-bit base must be the policy's weights in 4 bits. Configs, names and shapes are compared here; the
@@ -145,7 +145,7 @@ def repacking_bytes(model: ModelSpec, scheme: Quantization | None) -> int:
 
 
 def find_base_mismatch(model: ModelSpec, policy: str, path: str) -> str:
-    """Why a folder is not the policy in 4 bits, with both values; empty where it may be.
+    """The difference, with both values, that shows that a folder is not the policy in 4 bits; empty if there is none.
 
     policy: the policy's own folder. Raises: SpecError where one of the two cannot be read.
     """

@@ -3,7 +3,8 @@
 In: a Block, and the adapters beside its frozen weights. Out: bytes for a number of tokens.
 Left out: adapters' own weights (spec/models/adapters.py), quantized bytes (quantization.py).
 
-Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
+Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a bytes of an
+adapter's element.
 Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient);
 validated with real layers and adapters in tests/memory/model/test_frozen.py.
 """
@@ -91,7 +92,8 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
     """Bytes for a token of the inputs that adapters' first matrices read.
 
     Counts: in the model's type without dropout one tensor that all modules after a norm share; attention's output is
-    saved already. Otherwise a copy for every module, and its dropout mask of a byte. For experts k rows of 2h + Ie.
+    saved already. Otherwise a copy for every module, and with dropout a mask of one byte an element. For experts k rows
+    of 2h + Ie.
     Source: PEFT 0.18 tuners/lora/layer.py (`_cast_input_dtype`, `lora_dropout`).
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)

@@ -34,7 +34,7 @@ CHUNKS = 8
 
 
 def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
-    """Rows that take 512 bytes per vocabulary entry.
+    """Rows of a block of logits, which takes 512 bytes per vocabulary entry.
 
     With more rows and a vocabulary from 65,536 on, glibc no longer takes the tensor from its heap (`rlplan.emit.ray`),
     and freed memory stays resident.
@@ -86,8 +86,8 @@ def loss_peak_bytes(
     logits e, log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one
     chunk. Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12,
     and the logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16.
-    Megatron: logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and
-    their other type (4 + e, or 4 in fp32). Uncast 2e and copied 8, each with and without gradient. Kept: logits in
+    Megatron: logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and in
+    the model's type (4 + e; 4 if that is fp32). Uncast 2e and copied 8, each with and without gradient. Kept: logits in
     fp32, their gradient and its copy in the model's type 8 + e. Fused: one chunk of logits in e and fp32 with its
     gradient, and the rows' gradient e*h. Compiled rows: the rows of one matmul in e and fp32. By rows, with and without
     gradient: `rows_bytes` with exponentials, and normalizers 4*n. Without gradient: logits e and fp32, and for plain
@@ -96,7 +96,7 @@ def loss_peak_bytes(
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`); of 2026-08 verl
     workers/engine/fsdp/transformer_impl.py, slime utils/ppo_utils.py (`_VocabParallelLogProbEntropy`), OpenRLHF
     models/actor.py and trainer/ray/ppo_actor.py (`output`).
-    Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
+    Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient.
 
     >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)
     (120000, 65000)

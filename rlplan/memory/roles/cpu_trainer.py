@@ -166,8 +166,8 @@ class TrainerForecast(Forecast):
 
         Loading: the fp32 pages of the start checkpoint are mapped while they are copied, cast or quantized to 4 bits.
         Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
-        fp32 gradient of the partition. Stage 3 cuts the parameters and joins the parts in one buffer. Stage 0 in
-        16 bits takes an empty step with fp32 gradients, beside a copy.
+        fp32 gradient of the partition. Stage 3 cuts the parameters and joins the parts in one buffer. Stage 0 in 16
+        bits takes an empty optimizer step with fp32 gradients and a 16-bit copy.
         """
         states, e = self.states, self.trained.element_bytes
         settled = sum(resident.get(kind, 0) for kind in STATE_KINDS)

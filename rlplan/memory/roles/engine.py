@@ -119,7 +119,8 @@ class EngineOnGpu(Forecast):
         return adapters.slot_bytes(self.model, self.choice.tp) if adapters else 0
 
     def _while_compared(self, started: Bytes) -> Bytes:
-        """The larger of the started engine and the engine with its own weights, before they are mapped to the base."""
+        """The peak of the start with a shared base: the engine loads its own weights, compares them and only then maps
+        the base."""
         own_weights = own_weight_bytes(self.model, self.rollout, self.choice)
         compared = {**started, MemoryKind.WEIGHTS: own_weights, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
         return max(started, compared, key=lambda sizes: sum(sizes.values()))

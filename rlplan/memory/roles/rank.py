@@ -410,7 +410,7 @@ class RankOnGpu(Forecast):
         """Add the gaps in torch's segments to a snapshot.
 
         Counts: at the loss one layer and the upcast logits (`reserved_bytes`); elsewhere half of the widest tensor of a
-        layer, because a request finds between none and all of it free in the segments; pools of other streams.
+        layer, because between none and all of a request's size is already free in the segments; pools of other streams.
         """
         total = sum(sizes.values()) + self._pools.get(place, 0)
         gaps = self._widest_tensor // 2

@@ -17,8 +17,8 @@ PEER_OVERHEAD = GIB // 2
 SHARED_OVERHEAD = 0.008
 """Context, workspaces and graphs: 3.25 GiB, 0.5 GiB more with peers, 0.8 % of the GPU. Fitted to 32 capacities of
 aiconfigurator's test_trtllm_kv_cache_capacity.py (two GPUs, two models), where the mean error is 0.3 %; fitted without
-GB300 it is 0.7 % there, without H100 1.0 %, without Qwen3-32B-FP8 0.8 %, without Llama-3.1-8B 0.6 %. Unfitted guesses
-(2 GiB, 0.4 GiB, nothing) leave 1.7 %."""
+GB300 it is 0.7 % there, without H100 1.0 %, without Qwen3-32B-FP8 0.8 %, without Llama-3.1-8B 0.6 %. With unfitted
+guesses (2 GiB, 0.4 GiB, nothing) the mean error is 1.7 %."""
 
 
 def overhead_bytes(total_bytes: int, ranks: int) -> int:

@@ -139,7 +139,7 @@ ASYNC, ASYNC_DATE = VllmVersion(0, 14), "2026-01-17"
 def find_version(stated: str | None, date: str = "") -> VllmVersion:
     """The stated version, else the one that rlplan installs. Raises: SpecError for one that is not modelled.
 
-    date: day of the framework's release. One from before asynchronous scheduling has a version without it.
+    date: day of the framework's release. A day before asynchronous scheduling gives a version without it.
 
     >>> find_version(None, "2025-08-01") < ASYNC <= find_version(None, "2026-03-01")
     True
@@ -193,7 +193,8 @@ def find_default_limits(
     """Default limits of vLLM's server. Its `LLM` class has twice the tokens, and four times as many on small GPUs.
 
     Source: vLLM 0.32.0 arg_utils.py `get_batch_defaults`; 0.6.4 and 0.8.4 config.py and arg_utils.py.
-    Counts: V0 takes max(length, 2048) tokens, and 512 (2048 from 0.7) in chunks where the length is beyond 32,768.
+    Counts: V0 takes max(length, 2048) tokens. Beyond a length of 32,768 it prefills in chunks of 512 tokens (2048 from
+    0.7).
     Differs: B200-class cards (160 GiB and more) have a row of their own only from 0.11.
 
     >>> find_default_limits(LATEST, 80 * GIB, 8192), find_default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens

@@ -3,7 +3,7 @@
 Gradients appear as they are (stages 0 and 1), or pass through the reduction bucket, a flat copy while it is reduced,
 and the rank's own accumulator (stages 2 and 3). All bytes count in addition to those that are resident.
 
-In: a rank's states, the machine. Out: the moments one of which is the peak, for any number of tokens.
+In: a rank's states, the machine. Out: the moments among which the peak is found, for any number of tokens.
 Left out: activations and logits (micro_batch.py), overlapped communication except its second bucket.
 Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`),
 stage3.py (`__add_grad_to_ipg_bucket`, `__avg_scatter_grads`), partition_parameters.py (`_all_gather_dtype`).

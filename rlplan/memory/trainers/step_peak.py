@@ -49,10 +49,10 @@ class RankState:
     walk: ZeroWalk | None = None
     """Gradients parameter by parameter, which replace the fields from `gradients` on."""
     kept_bucket: int = 0
-    """Bytes of the reduction bucket that stays between the passes, as far as they count on the machine."""
+    """Bytes of the reduction bucket that stays between the passes, as far as the machine counts it."""
 
     def moments(self, num_layers: int, *, is_first: bool = False) -> tuple[Moment, ...]:
-        """The moments one of which is the peak."""
+        """The moments among which the peak is found."""
         if self.walk is not None:
             return self.walk.moments(accumulates=self.accumulates, is_first=is_first)
         resident = self.resident.get(MemoryKind.GRADIENTS, 0)

@@ -197,7 +197,7 @@ class ZeroStates:
         Counts: stage 0 g*P; stages 1 and 2 every parameter that has an element in the partition, whole
         (`copy_grads_in_partition`), or g*S where a 16-bit model accumulates in fp32 (`_build_compact_grad_partition_
         buffer`); BF16_Optimizer 4*P and the e*P of its last backward pass; stage 3 a permanent flat buffer g*S.
-        Differs: 4S, and the parts of the first and last parameter outside the partition.
+        Differs: the usual 4S leaves out the parts of the first and last parameter outside the partition.
         """
         settings = self.settings
         if settings.stage == 0:

@@ -75,7 +75,7 @@ class EngineAdapters:
     def copy_bytes(self, model: ModelSpec, tensor_bytes: Callable[[int], int] = int) -> int:
         """Bytes of the adapter copies in host memory that fill vLLM's slots, on every rank.
 
-        tensor_bytes: allocated bytes of a tensor, from its own.
+        tensor_bytes: turns a tensor's size in bytes into the bytes that are allocated for it.
         Counts: for each version A and B of rank r for every trained layer, whole.
         Source: vLLM 0.32.0, lora/model_manager.py, `max_cpu_loras`, by default `max_loras`. Measured: the same.
         Assumes: the maximum number of versions; none before the first arrives.

@@ -53,7 +53,7 @@ class PairBounds:
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
         self._rows: list[EnginesInOrder] = []
-        """Engines under async rollouts, ordered beside the fastest trainer and then beside each trainer."""
+        """Orders of the engines under async rollouts: first beside the fastest trainer, then beside each trainer."""
         self.known = scorer.memo.create_table()
 
     @cached_property

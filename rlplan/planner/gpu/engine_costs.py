@@ -158,7 +158,8 @@ class EngineCosts:
     def _build_rollouts(
         self, cluster: Cluster, choice: EngineChoice, kv_cache: int, part: tuple[int, int] | None = None
     ) -> EngineRollouts:
-        """The most rollouts that one engine has in a step, or `part`: (rollouts, samples that share a prompt)."""
+        """Rollouts of the engine with the most in a step. part: (rollouts, samples that share a prompt) to use
+        instead."""
         workload = self.job.workload
         pool, longest = build_rank_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
         num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)

@@ -449,7 +449,8 @@ class GpuRoles(RoleBytes):
     def sum_state_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
         """Sum the bytes of states without activations: a lower bound for all micro-batch sizes.
 
-        Counts: passes as what remains after them. At no moment does it exceed any choice with the same states.
+        Counts: passes as what remains after them. At no moment does the sum exceed that of any choice with the same
+        states.
         """
         return self.sum_bytes(self.parts(where).others, choice.without_passes, NO_ENGINE, keeps_sent, DEPENDS_ON_TOKENS)
 

@@ -121,7 +121,7 @@ class TrainerCosts:
         return score_cost(setting, work, cluster) + self._send_batch(work.num_rollouts, num_results)
 
     def _send_batch(self, num_rollouts: float, num_results: int = 0) -> Cost:
-        """Cost of a batch's way through the driver; an update sends its rollouts once for all epochs."""
+        """Cost of sending a batch through the driver; an update sends its rollouts once for all epochs."""
         if not self.job.release.pads_batches:
             return NOTHING
         work = self.job.workload

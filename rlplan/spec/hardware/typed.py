@@ -34,9 +34,11 @@ USUAL = "8xH100"
 NUMBERS = {"a": 1, "an": 1, "one": 1, "single": 1, "my": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4}
 NUMBERS |= {"six": 6, "eight": 8, "sixteen": 16, "thirty-two": 32, "sixty-four": 64}
 MOST_PER_HOST = 8
-"""Most GPUs of a usual host: `8xH100, 2 nodes` are sixteen, `16xH100, 2 nodes` are sixteen too."""
+"""Most GPUs of a usual host. A larger number before a number of nodes is the total: `8xH100, 2 nodes` and `16xH100, 2
+nodes` are both sixteen GPUs."""
 _PLAIN = re.compile(r"(?P<first>\d{1,3})x(?P<name>[a-z][\w-]*)")
-"""A group that needs no other expression. Names of GPUs have at least four digits: `4090xh100` is refused."""
+"""A number and a name, which need no other expression. A number has at most three digits, since four may name a GPU:
+`4090xh100` is refused."""
 _PARTS = ("hosts", "outer", "first", "word", "inner", "name", "last", "plural", "joint", "after")
 """Groups of the expression of one group of GPUs."""
 _VARIANT = re.compile(r"[\s-]*(?:\b|(?<=\d))(ti|super)\b")

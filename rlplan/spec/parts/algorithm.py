@@ -67,7 +67,8 @@ class AlgorithmSpec(Spec):
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is added to the loss or subtracted from the rewards."""
     kl_estimator: KlEstimator = "k3"
-    """KL estimator: k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
+    """KL estimator, for a token's probability p in the policy and q in the reference: k1 is log(p/q), k2 its square /
+    2, k3 q/p - 1 + log(p/q)."""
     has_unbiased_kl: bool = False
     """Whether each token's KL in the loss is multiplied by its ratio and its importance weight. The gradient is then
     that of KL(policy || reference), also on stale rollouts (DeepSeek-V3.2)."""

@@ -17,7 +17,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 MAX_PATTERN_PARTS = 100_000
-"""Most parts of a pattern after counted repeats are written out, as the matcher does: 27 MB."""
+"""Most parts of a pattern after counted repeats are written out, as the matcher does; that many take it 27 MB."""
 _PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<count>\d+)[^}]*\}|.", re.DOTALL)
 
 

@@ -94,7 +94,7 @@ class WorkloadSpec(Spec):
 
     @property
     def max_seq_len(self) -> int:
-        """Longest prompt plus longest response."""
+        """Longest prompt plus longest response, in tokens."""
         return self.max_prompt_len + self.max_response_len
 
     @property

@@ -251,7 +251,8 @@ class RolloutsAhead:
 
     @cached_property
     def _wait_s(self) -> float:
-        """Wait of the longest rollout for a slot, where not all of a step fit at once: half of them go before it."""
+        """Wait of the longest rollout for a slot, if not all rollouts fit at once: half of the waiting ones start
+        before it."""
         most, lengths = self.most, self.rollouts.lengths
         left_out = max(0.0, 1 - most / self.rollouts.num_rollouts)
         total = self.rollouts.num_rollouts * self.num_engines

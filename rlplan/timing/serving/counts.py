@@ -40,7 +40,7 @@ class Matmuls:
     num_kernels: int
     """Matmuls that a step starts; vLLM fuses those of the same input."""
     num_inputs: int
-    """Elements of a token that all of them multiply."""
+    """Input elements per token, over all of these matmuls."""
 
 
 @dataclass(frozen=True, slots=True)

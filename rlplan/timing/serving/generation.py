@@ -179,8 +179,9 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_rollou
 def _compute_deviation(speed: EngineSpeed, rollouts: EngineRollouts) -> float:
     """Standard deviation of an engine's seconds that comes from the lengths of its N rollouts.
 
-    Counts: sqrt(N) times the deviation of one rollout's seconds, (a + m) R + k (P R + R^2 / 2): m and k are what a step
-    takes longer per sequence and per cached token, and a is a sequence's part of the rest where sequences wait.
+    Counts: sqrt(N) times the deviation of one rollout's seconds, (a + m) R + k (P R + R^2 / 2): m and k are the seconds
+    that a sequence and a cached token add to a step. Where sequences wait for a slot, a is a sequence's part of the
+    step's other seconds, otherwise 0.
     """
     lengths, prompt = rollouts.lengths, rollouts.prompt_len
     busy = max(1.0, min(rollouts.concurrency, rollouts.num_rollouts * lengths.mean / max(1.0, lengths.quantile(1.0))))
@@ -252,7 +253,7 @@ def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[
 
 
 def _last_quantile(rollouts: EngineRollouts) -> float:
-    """The longest of an engine's responses in occupancy.py, which takes N evenly spread quantiles for them."""
+    """The longest response of an engine in occupancy.py, which represents N responses by evenly spread quantiles."""
     return rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts)
 
 

@@ -26,9 +26,9 @@ MOST_REQUESTS = 4000
 """Requests after which a simulation ends: means of more clients hardly change with further rounds."""
 CLIENT, SPREAD = 12e-3, 0.5
 """Mean seconds from the end of a request until the next one of its client waits in the scheduler (stream, client, HTTP,
-tokenizer), and the width of their uniform distribution relative to the mean. Assumed: half of the mean leaves the time
-to first token 3 points lower on AIConfigurator's own deployments and 10 points lower on gpt-oss-120b. A first token
-takes half of it on its way back."""
+tokenizer), and the width of their uniform distribution relative to the mean. Assumed: with half of this mean, predicted
+times to first token fall by 3 points on AIConfigurator's own deployments and by 10 points on gpt-oss-120b. A first
+token takes half of it on its way back."""
 CONTEXT_GRAIN = 4096
 """Cached tokens within which steps count as equal; they change a step by less than 1 %."""
 
@@ -84,7 +84,7 @@ class _Engine:
             self._send()
 
     def run(self) -> Latency:
-        """Serve all requests; the means over them."""
+        """Serve all requests and return their mean latencies."""
         first_tokens: list[float] = []
         tokens: list[float] = []
         while self.arrivals or self.waiting or self.running:
@@ -118,7 +118,7 @@ class _Engine:
             self.num_sent += 1
 
     def _step(self) -> list[_Request]:
-        """Run one step, or decode steps until something changes; the requests whose prompt ends."""
+        """Run one step, or decode steps until something changes. Returns the requests whose prefill ends."""
         num_seqs = len(self.running)
         budget, slots = int(self.loop.max_batched_tokens) - num_seqs, max(1.0, self.loop.max_num_seqs) - num_seqs
         ended: list[_Request] = []
@@ -152,7 +152,7 @@ def closed_loop_latency(rates: EngineRates, loop: ClosedLoop) -> Latency:
     """Mean latencies of a benchmark with a fixed concurrency, seeded.
 
     Source: vLLM 0.32.0 v1/core/sched/scheduler.py: decodes first, then prompts up to the token budget, in chunks.
-    Assumes: no prompt is cached. Differs: Little's law for random arrivals has a third of the time to first token where
-    all lengths are equal, because equal requests stay together.
+    Assumes: no prompt is cached. Differs: Little's law for random arrivals gives a third of this time to first token
+    where all lengths are equal, because equal requests stay together.
     """
     return _Engine(rates, loop).run()

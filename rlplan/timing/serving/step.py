@@ -27,11 +27,12 @@ CACHE_READS = 0.9
 """Share of peak memory bandwidth at which decode attention reads a long cache. Source: the kernel tables that
 AIConfigurator 0.12 measured with vLLM 0.24 (`the tables` below): 0.93 on H100, 0.91 on H200, 0.9 on B200."""
 HOPPER_READS_8BIT = 0.72
-"""The same of an 8-bit cache on Hopper. Source: the tables, 0.82 on H100, 0.65 on H200."""
+"""The same share for an 8-bit cache on Hopper. Source: the tables, 0.82 on H100, 0.65 on H200."""
 PREFILL_ATTENTION = 0.65
 """Share of the 16-bit peak that attention reaches in the prefill of a long prompt, whatever the cache's format."""
 ATTENTION_RAMP = 600
-"""Keys by which each query of a prefill seems longer: a share s of a prompt of P tokens is s P / (P + 2 * ramp).
+"""Additional keys that each query of a prefill seems to read: a prompt of P tokens reaches P / (P + 2 * ramp) of
+PREFILL_ATTENTION.
 Source of both: the tables, 0.21 at 512 tokens and 0.61 at 8,192 on H100, 0.15 and 0.49 on B200, 0.18 and 0.61 on
 B300."""
 KERNEL = {16: 3e-6, 8: 6e-6, 4: 7.5e-6}
@@ -45,8 +46,8 @@ QUANTIZE = {8: 2e-12, 4: 0.3e-12}
 inputs: 1.9 to 2.3 ps in 8 bits on Hopper, Blackwell and RTX PRO 6000, 0.3 ps in 4 bits on B200."""
 SUSTAINED = 1.15
 """Seconds of matmuls and attention in a loaded engine relative to isolated kernels, whose clocks are higher. Source:
-prefill steps of Qwen3-32B on 1 to 8 B300 (vLLM 0.20.1, AIConfigurator's forward-pass metrics). Left out: without it
-Llama-3.1-70B on B200 is 18 % off, with it 14 (benchmarks/constants)."""
+prefill steps of Qwen3-32B on 1 to 8 B300 (vLLM 0.20.1, AIConfigurator's forward-pass metrics). Not used in the fit:
+without it Llama-3.1-70B on B200 is 18 % off, with it 14 (benchmarks/constants)."""
 EXPERT_MATMUL = {16: 0.45, 8: 0.2, 4: 0.25}
 """Share of the peak that experts' matmuls reach in a prefill with uneven routing. Source: the tables, medians over
 models and ranks: 0.42 to 0.5 in 16 bits, 0.17 to 0.24 in fp8, 0.26 and 0.18 in nvfp4."""
@@ -57,22 +58,23 @@ SEQUENCE = 10e-6
 0.15), whose step grows by 5 to 10 us a sequence beyond bytes and FLOPs."""
 LAUNCH = 0.5e-3
 """Seconds that the host takes to launch a layer without a CUDA graph, and again for unfused experts. Source:
-Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms in every format. Left out: Qwen3.6-35B-A3B on
-B300 takes 0.83 to 1 ms a layer (AIConfigurator's forward-pass metrics), Qwen3-32B on 8 B300 at most 0.27."""
+Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms in every format. Not used in the fit:
+Qwen3.6-35B-A3B on B300 takes 0.83 to 1 ms a layer (AIConfigurator's forward-pass metrics), Qwen3-32B on 8 B300 at most
+0.27."""
 CAPTURED = 512
 """Tokens of the largest captured step. Source: vLLM 0.32.0, `max_cudagraph_capture_size`."""
 SERIAL, SERIAL_SEQUENCE = 1.3e-3, 34e-6
 """Seconds per step, and per sequence, that the GPU waits for the scheduler without asynchronous scheduling. Source:
-Qwen3-32B in 16 bits on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Left out: fitted to two GPUs, eight are within 3 %,
-8 without; three settings in fp8 would want none."""
+Qwen3-32B in 16 bits on 2 to 8 H100 (vLLM 0.12), beyond the kernels. Not used in the fit: with the constants of two
+GPUs, steps on eight are within 3 %, without them 8 %. Three settings in fp8 fit best without them."""
 
 FUSED = 0.4
 """Fixed seconds of TensorRT-LLM's expert kernels relative to Triton's. Source: the tables, one token beyond its bytes:
 11 to 23 us on Blackwell, 21 to 38 on Hopper (medians of formats)."""
 SLOW_EXPERTS = 45e-6, 0.5
 """Seconds that a layer of CUTLASS's fp8 experts takes longer on Hopper than Triton's, and the share of their FLOP/s.
-Source: the tables, 81 against 38 us for one token, 0.12 against 0.24 of the peak. Left out: vLLM pull request 33490
-calls DeepSeek-R1 with 16 requests `about 30 % slower`, which is 17 % here."""
+Source: the tables, 81 against 38 us for one token, 0.12 against 0.24 of the peak. Not used in the fit: vLLM pull
+request 33490 calls DeepSeek-R1 with 16 requests `about 30 % slower`, which is 17 % here."""
 SLOW_VERSIONS = (VllmVersion(0, 15), VllmVersion(0, 17))
 """First version with the slow default, and the first without. Assumes: 34260 (February 2026) came with 0.17."""
 

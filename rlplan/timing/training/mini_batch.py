@@ -148,7 +148,7 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
     """Number of passes of a group of ranks, and one of them.
 
     Counts: padded: rollouts over micro_batch, each as long as the longest in its pass; packed: tokens over those of a
-    pass, at least one. Source: the batch ladder of DESIGN.md.
+    pass, at least one. Source: the batch sizes of the job (spec/parts/workload.py).
     """
     group_rollouts = mini_batch.num_rollouts / setting.num_groups
     if mini_batch.tokens_per_pass:

@@ -19,8 +19,9 @@ RESULT_BYTES = 4
 """Bytes per response token of each result of a log-prob pass: log-probs, and entropies if they are computed."""
 SENT_BYTES_PER_S, READ_BYTES_PER_S = 0.43e9, 0.6e9
 """Rates of one core: a copy, torch.save, pickle and a copy to shared memory; the same in reverse. Measured on an EPYC
-core (docs/lab-notes.md): 0.40 to 0.46 and 0.57 to 0.62 GB/s. Left out: verl pull request 3425, about 0.55 GB/s for
-torch.save alone; verl's page on fully asynchronous training, 36 s of log-prob passes that no GPU shortens, 28 s here.
+core (docs/lab-notes.md): 0.40 to 0.46 and 0.57 to 0.62 GB/s. Not used in the fit: verl pull request 3425, about 0.55
+GB/s for torch.save alone; verl's page on fully asynchronous training, 36 s of log-prob passes that no GPU shortens, 28
+s here.
 """
 
 

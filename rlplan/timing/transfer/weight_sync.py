@@ -34,8 +34,9 @@ SyncTransport = Literal["cuda_ipc", "shared_memory", "nccl", "disk", "adapter", 
 
 GATHER_S_PER_TENSOR = 0.36e-3
 """Seconds to gather one sharded tensor: dispatch, a small all-gather, a copy into the bucket. Source: 7 s for
-Qwen3-30B-A3B (18,867 tensors) from 2 FSDP ranks to 30 that do not load. Another transport takes nearly as long there,
-so the wire is not the cause. Without that figure, 23.7 s for 235B with a checkpoint engine gives the same."""
+Qwen3-30B-A3B (18,867 tensors) from 2 FSDP ranks to 30 ranks that receive without loading. Another transport takes
+nearly as long there, so the wire is not the cause. Without that figure, 23.7 s for 235B with a checkpoint engine gives
+the same."""
 LOAD_S_PER_TENSOR = 0.29e-3
 """Seconds for each rank of an engine to look up a tensor and copy its part. Source: 48 s for GLM-4.5 355B (slime, flat
 buckets over CUDA IPC) less its gather and the requests for buckets of 1 GiB."""
@@ -47,13 +48,13 @@ PICKLE_S_PER_TENSOR_AND_RANK = 0.26e-3
 srt/weight_sync/utils.py `update_weights`. Source: 246 to 266 s for Qwen3-235B-A22B into engines of 16 ranks."""
 SERVER_BYTES_PER_S = 4.9e9
 """Rate at which such a server takes weights. Source: 14.2 s for 32B, with the masters on the GPU (verl, SGLang,
-docs/advance/delta_weight_sync.md). Left out: 28.5 to 29.1 s for 72B, where it gives 30 s."""
+docs/advance/delta_weight_sync.md). Not used in the fit: 28.5 to 29.1 s for 72B, where this rate gives 30 s."""
 SERVER_S = 0.3
 """Seconds to pause, flush and resume servers, once per weight sync. Source: 0.61 s for 0.6B within one host (the same
 page) less its bytes and handles."""
 STAGED_BYTES_PER_S = 2.2e9
 """Rate at which a rank copies offloaded masters to the GPU before it gathers them. Source: 32B takes 3.7 s longer with
-offload, where a rank has 8.2 GB (the same page). Left out: 7B, 5.2 s for 5.5 to 6.0 s."""
+offload, where a rank has 8.2 GB (the same page). Not used in the fit: 7B, predicted 5.2 s, published 5.5 to 6.0 s."""
 REQUEST_S_PER_TENSOR = 1e-3
 """Seconds to name one tensor to an engine that receives each by itself: an HTTP or Ray request with an answer, and a
 `load_weights` call, which lists all parameters. Source: 40 s for Qwen3-30B-A3B in TRL, less gather, send and load."""
@@ -63,7 +64,7 @@ synchronization."""
 WRITTEN_BYTES_PER_S = 1.6e9
 """Rate at which one rank copies weights to the host and writes safetensors. Source: prime-rl v0.4.0,
 benchmarks/baselines: seconds between two steps of RL with full weights, 1.36 to 1.77 GB/s in 14 runs of 0.6B, 4B and
-30B on H100, H200 and B200. Left out: a pageable copy and the assumed disk of their hosts give 2.2 GB/s."""
+30B on H100, H200 and B200. Not used in the fit: a pageable copy and the assumed disk of their hosts give 2.2 GB/s."""
 COMPARE_BYTES_PER_S = 0.46e9
 """Rate at which a rank compares its shard with the last one sent and packs changed elements. Source: 3.9 to 4.9 s, 11.2
 to 11.9 s and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
