@@ -195,7 +195,11 @@ def check(settings: Settings, asked: Asked) -> Checked:
         if checked is not None or plan.fits:
             return checked or Checked(imported, plan, None, ())
     return Checked(
-        imported, plan, refusal, tuple(_find_changes(settings, asked, plan)), _find_shorter_lengths(settings, asked, plan)
+        imported,
+        plan,
+        refusal,
+        tuple(_find_changes(settings, asked, plan)),
+        _find_shorter_lengths(settings, asked, plan),
     )
 
 

@@ -331,7 +331,11 @@ def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> 
     if "rollout.max_num_batched_tokens" not in rows:
         return note + "in the training's data type, which takes more"
     is_read = any(other.convert == "packed" for other in rows.get("rollout.quantization", ()))
-    return note + "as they are trained" + ", which takes more in the engine" * (not (is_read and _find_engine_format(name)))
+    return (
+        note
+        + "as they are trained"
+        + ", which takes more in the engine" * (not (is_read and _find_engine_format(name)))
+    )
 
 
 def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:

@@ -339,7 +339,9 @@ def load_table(source: str) -> Table:
     facts = read_facts(source)
     own, shared = _parse(source).get("defaults", {}), ("defaults", "without_counterpart")
     # rows that replace those of a table below may leave its defaults without a reader
-    asked = set(_list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older")]))
+    asked = set(
+        _list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older", "parsed")])
+    )
     asked |= {word for key, value in facts["defaults"].items() if key in asked for word in _list_words(value)}
     kept = {key: value for key, value in facts["defaults"].items() if key in own or key in asked}
     return validate(Table, facts | {"defaults": kept, "name": source}, file=str(FOLDER / f"{source}.yaml"))
