@@ -301,6 +301,11 @@ class Table(Identity):
         """Every foreign key that is known by name."""
         return (self.asked - self.rows.keys()).union(self.defaults)
 
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """Names of parts of composite values that are no keys of upstream."""
+        return frozenset(f"{key}.{name}" for key, parts in self.parsed.items() for name in parts if "." not in name)
+
     def reads_value(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
         asked = [row.when[key] for row in self.all_rows if key in row.when]
