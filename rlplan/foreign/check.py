@@ -195,7 +195,11 @@ def check(settings: Settings, asked: Asked) -> Checked:
         if checked is not None or plan.fits:
             return checked or Checked(imported, plan, None, ())
     return Checked(
-        imported, plan, refusal, tuple(_find_changes(settings, asked)), _find_shorter_lengths(settings, asked, plan)
+        imported,
+        plan,
+        refusal,
+        tuple(_find_changes(settings, asked, plan)),
+        _find_shorter_lengths(settings, asked, plan),
     )
 
 
@@ -238,7 +242,7 @@ def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, 
         if unsure.fits:  # the job accepts a verdict in expectation
             return Checked(imported, unsure, None, ())
         first = (Change(pinned, plan),) if pinned else ()
-        others = islice(_find_changes(other, with_release), MOST_REMEDIES - len(first))
+        others = islice(_find_changes(other, with_release, answer), MOST_REMEDIES - len(first))
         return Checked(imported, unsure, None, (*first, *others), elsewhere=elsewhere)
     return None
 
@@ -275,7 +279,7 @@ def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Check
     if served.fits:
         return Checked(imported, None, None, (), served=served)
     shortened = settings.replace_values({LENGTH: served.length}) if served.length else settings
-    return Checked(imported, None, None, tuple(_find_changes(shortened, asked)), served=served)
+    return Checked(imported, None, None, tuple(_find_changes(shortened, asked, served)), served=served)
 
 
 def _serve(settings: Settings, asked: Asked) -> Served:
@@ -305,21 +309,25 @@ def plan_as_given(settings: Settings, asked: Asked) -> Plan:
     return plan.model_copy(update={"refusals": ()})  # refusals concern exports, and an imported file needs none
 
 
-def _find_changes(settings: Settings, asked: Asked) -> Iterator[Change]:
+def _find_changes(settings: Settings, asked: Asked, as_given: Plan | Served | None) -> Iterator[Change]:
     """Up to MOST_REMEDIES changes that fit, the mildest first: in their effect on training, then in step time."""
+
+    def sum_excess(plan: Plan | Served) -> float:
+        shortages = () if isinstance(plan, Served) else plan.shortages
+        return sum(short.needed_bytes - short.available_bytes for short in shortages)
 
     def plan_values(values: dict[str, Any]) -> Trial[Plan | Served] | None:
         plan = _try_values(settings, asked, values)
         if plan is None:
             return None
         fits = plan.fits and _fits_in_releases(settings, asked, values, plan)
-        shortages = () if isinstance(plan, Served) else plan.shortages
-        return Trial(plan, fits, sum(short.needed_bytes - short.available_bytes for short in shortages))
+        return Trial(plan, fits, sum_excess(plan))
 
     remedies = settings.table.remedies
     kinds = [Kind(steps, remedy.effect) for remedy in remedies if (steps := tuple(_list_steps(settings, remedy)))]
     effects = {remedy.key: remedy.effect for remedy in remedies}
-    changes = [Change(*entry) for entry in Combinations(kinds, plan_values, MOST_REMEDIES, MOST_TRIALS)]
+    excess = sum_excess(as_given) if isinstance(as_given, Plan) else None
+    changes = [Change(*entry) for entry in Combinations(kinds, plan_values, MOST_REMEDIES, MOST_TRIALS, excess)]
     order = {
         id(change): (max(effects.get(key, Effect.NONE) for key in change.values), change.seconds) for change in changes
     }

@@ -326,13 +326,16 @@ def _find_engine_format(name: str) -> str | None:
 
 def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> str:
     """The note on quantized weights: they count in the training dtype, unless a row says that the engine reads them."""
-    rows = settings.table.rows.get("rollout.quantization", ())
-    is_read = any(alternative.convert == "packed" for alternative in rows) and _find_engine_format(name)
-    note = (
-        f"{row.key} = {strip_marks(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    rows = settings.table.rows
+    note = f"{row.key} = {strip_marks(name)} is taken for {unpacked}, by its name: packed weights are counted "
+    if "rollout.max_num_batched_tokens" not in rows:
+        return note + "in the training's data type, which takes more"
+    is_read = any(other.convert == "packed" for other in rows.get("rollout.quantization", ()))
+    return (
+        note
+        + "as they are trained"
+        + ", which takes more in the engine" * (not (is_read and _find_engine_format(name)))
     )
-    note += "trained"
-    return note if is_read else note + ", which takes more in the engine"
 
 
 def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:

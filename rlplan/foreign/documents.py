@@ -46,8 +46,8 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
     below, notes = data.pop(BELOW, None), []
     inherited: dict[str, Given] = {}
     for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
-        file = path.parent / str(name)
-        if isinstance(name, str) and is_file(file):
+        file = _find_base(path.parent, str(name))
+        if isinstance(name, str) and file is not None:
             inner, more = _read(file, depth + 1)
             inherited |= inner
             notes += more
@@ -56,6 +56,12 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             notes.append(f"{path.name}: {BELOW}: '{name}' was not found; the table's defaults are used instead")
     own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten_keys(data).items()}
     return inherited | own, notes
+
+
+def _find_base(folder: Path, name: str) -> Path | None:
+    """A base configuration: a file's name, or Hydra's `NAME@_here_`, which omits the suffix; None if it is missing."""
+    file = folder / name
+    return next((base for base in (file, folder / f"{name.removesuffix('@_here_')}.yaml") if is_file(base)), None)
 
 
 def _read_yaml(path: Path) -> Any:

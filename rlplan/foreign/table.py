@@ -301,6 +301,11 @@ class Table(Identity):
         """Every foreign key that is known by name."""
         return (self.asked - self.rows.keys()).union(self.defaults)
 
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """Names of parts of composite values that are no keys of upstream."""
+        return frozenset(f"{key}.{name}" for key, parts in self.parsed.items() for name in parts if "." not in name)
+
     def reads_value(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
         asked = [row.when[key] for row in self.all_rows if key in row.when]
@@ -339,7 +344,9 @@ def load_table(source: str) -> Table:
     facts = read_facts(source)
     own, shared = _parse(source).get("defaults", {}), ("defaults", "without_counterpart")
     # rows that replace those of a table below may leave its defaults without a reader
-    asked = set(_list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older")]))
+    asked = set(
+        _list_words([part for name, part in facts.items() if name not in (*shared, "presets", "older", "parsed")])
+    )
     asked |= {word for key, value in facts["defaults"].items() if key in asked for word in _list_words(value)}
     kept = {key: value for key, value in facts["defaults"].items() if key in own or key in asked}
     return validate(Table, facts | {"defaults": kept, "name": source}, file=str(FOLDER / f"{source}.yaml"))

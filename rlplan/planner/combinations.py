@@ -66,6 +66,8 @@ class Combinations(Generic[Result]):
     """Number of changes after which milder ones suffice, so that stronger effects are not tried."""
     most_trials: int
     """Limit on planned jobs."""
+    excess: float | None = None
+    """Bytes that are missing without a change; None if unknown."""
     _trials: dict[frozenset[tuple[str, str]], Trial[Result] | None] = field(default_factory=dict)
     _left: list[Kind] = field(default_factory=list)
     """Kinds that do not fit alone, up to their strongest useful step; the strongest kinds first."""
@@ -91,6 +93,10 @@ class Combinations(Generic[Result]):
             self._trials[key] = self.plan_values(values)
         return self._trials.get(key)
 
+    def _helps(self, trial: Trial[Result]) -> bool:
+        """Whether a trial fits, or misses no more than the job without a change."""
+        return trial.fits or (self.excess is not None and trial.excess <= self.excess)
+
     def _fits(self, values: Values) -> bool:
         trial = self._try(values)
         return trial is not None and trial.fits
@@ -105,6 +111,13 @@ class Combinations(Generic[Result]):
                 return
             if trial is not None:
                 planned.append((trial.excess, -index))
+            if planned == [(self.excess, 0)]:
+                # the mildest step leaves the peak that does not fit; if a strong one does too, so do those between
+                steps = reversed([*enumerate(kind.steps)])
+                last, at = next((last, at) for at, step in steps if (last := self._try(step)) and self._helps(last))
+                if last.excess == self.excess and not last.fits:
+                    planned.append((last.excess, -at))
+                    break
         if planned:
             # the last of the steps that miss least: a smaller share for the engine may starve its KV cache
             self._left.insert(0, Kind(kind.steps[: 1 - min(planned)[1]], kind.effect))

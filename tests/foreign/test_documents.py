@@ -91,3 +91,13 @@ def test_json_with_comments_is_refused_by_its_comment(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the file has a comment: // sizes") as caught:
         read_source(tmp_path / "ds.json", None)
     assert caught.value.way_out == "remove the comments"
+
+
+def test_a_base_configuration_with_hydra_s_package_is_read(tmp_path: Path) -> None:
+    """ROLL's examples begin with `defaults: [../config/traj_envs@_here_]`."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "envs.yaml").write_text("rollout_batch_size: 64\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.yaml").write_text("defaults: [../config/envs@_here_]\npretrain: Qwen/Qwen2.5-7B\n")
+    entries, notes = read_document(tmp_path / "run" / "job.yaml")
+    assert (entries["rollout_batch_size"].value, notes) == (64, [])

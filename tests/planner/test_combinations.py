@@ -56,3 +56,18 @@ def test_where_nothing_fits_together_nothing_is_listed() -> None:
 def test_changes_of_one_key_that_contradict_each_other_are_never_put_together() -> None:
     kinds = [Kind(({"lora": 64},), Effect.TRAINS_LESS), Kind(({"lora": 16},), Effect.TRAINS_LESS), *KINDS]
     assert all(len(keys) == len(set(keys)) for keys in list_changes(13, kinds)[0])
+
+
+def test_a_kind_whose_ends_change_nothing_is_not_tried_between_them() -> None:
+    planned: list[Values] = []
+
+    def plan_values(values: Values) -> Trial[None] | None:
+        planned.append(values)
+        return None if values == {"micro": 6} else Trial(None, False, 4)
+
+    kinds = [Kind(tuple({"micro": size} for size in range(1, 7)))]
+    assert [*Combinations(kinds, plan_values, 1, 100, 4)] == []
+    assert planned == [{"micro": 1}, {"micro": 6}, {"micro": 5}]
+    planned.clear()
+    assert [*Combinations(kinds, plan_values, 1, 100, 5)] == []
+    assert planned == [{"micro": size} for size in range(1, 7)]

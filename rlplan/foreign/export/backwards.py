@@ -104,7 +104,9 @@ def export_plan(plan: Plan, target: str) -> Export:
     back = _check(settings, plan, wanted)
     check_fixed(settings, plan, wanted)
     written = {
-        key: entry.value for key, entry in settings.entries.items() if table.defaults.get(key, "~") != entry.value
+        key: entry.value
+        for key, entry in settings.entries.items()
+        if key not in table.parts and table.defaults.get(key, "~") != entry.value
     }
     written |= settings.list_required()
     return Export(table, written, dict(_list_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
@@ -137,7 +139,8 @@ def _mirror_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
         for key, entry in settings.entries.items():
             own = mirrored + key.removeprefix(begins)
             usual = table.defaults.get(own, table.defaults.get(key, "~"))
-            if key.startswith(begins) and own not in settings.entries and usual != entry.value:
+            is_own = key in table.parts or own in settings.entries
+            if key.startswith(begins) and not is_own and usual != entry.value:
                 added[own] = entry.value
     return added
 

@@ -42,6 +42,8 @@ _EXPR = re.compile(r"\$\(\s*expr\s+([\w\s$%*/+(){}-]+)\)")
 """`$(expr 16 / $N)`, which is arithmetic."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
+_ON_GPUS = re.compile(r'device\w*}?"? *==? *"?(cuda|gpu)\b', re.IGNORECASE)
+"""A test that a run's device is a GPU, which it is on every machine that is planned for."""
 _FIRST_NODE = re.compile(r'NODE_RANK}?"? *(-eq|==?) *"?0')
 RUN_BY = {"sbatch": "COMMAND"}
 """Variables whose text a batch script runs, by the command that submits it: NeMo-RL's `ray.sub`."""
@@ -334,8 +336,9 @@ class _Reader:
     def _decide_test(self, test: "Node") -> bool:
         verdict = evaluate_test(test, self.words)
         if verdict is None:
-            verdict = _FIRST_NODE.search(get_text(test)) is not None
-            taken = "true, as on the first node" if verdict else "false"
+            is_first, on_gpus = (kind.search(get_text(test)) is not None for kind in (_FIRST_NODE, _ON_GPUS))
+            verdict = is_first or on_gpus
+            taken = "true, as on the first node" if is_first else "true, as on a GPU" if on_gpus else "false"
             self._add_note(test, f"taken as {taken}, because it is known only at run time: {get_text(test)[:80]}")
         return bool(verdict)
 

@@ -204,3 +204,13 @@ def test_a_script_of_several_nodes_is_read_as_on_the_first_one(tmp_path: Path, t
 def test_what_a_job_of_slurm_is_handed_as_its_command_is_read(text: str, tmp_path: Path) -> None:
     """`ray.sub` of NeMo-RL runs the text of COMMAND on the first node, by its page on clusters."""
     assert words(tmp_path, text) == ["a=4", "b"]
+
+
+def test_a_script_for_several_devices_is_read_as_on_gpus(tmp_path: Path) -> None:
+    test = '[ -n "$device_name" ] && [ "$device_name" == "cuda" ]'
+    result = read(tmp_path, f"device_name=$(python3 -c x)\nif {test}; then\n  run a\nelse\n  run b\nfi")
+    assert [command.words for command in result.commands] == [("run", "a")]
+    assert any("taken as true, as on a GPU" in note for note in result.notes)
+    npu = test.replace("cuda", "npu")
+    other = read(tmp_path, f"device_name=$(python3 -c x)\nif {npu}; then\n  run a\nelse\n  run b\nfi")
+    assert [command.words for command in other.commands] == [("run", "b")]

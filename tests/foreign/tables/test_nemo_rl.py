@@ -234,3 +234,17 @@ def test_a_run_that_ends_before_its_warm_up_is_a_job_with_a_note(tmp_path: Path)
     imported, job = import_job(read_source(path, None), Asked("8xH100"))
     assert job.algorithm.lr_warmup_steps == 29
     assert any("lasts longer than the run of 30 steps" in note for note in imported.notes)
+
+
+def test_the_warm_up_and_the_betas_of_a_pytorch_optimizer_are_read(tmp_path: Path) -> None:
+    """grpo_math_1B.yaml has such a list of schedulers."""
+    linear = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 50}}
+    constant = {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 1.0, "total_iters": 10000000000}}
+    settings = {
+        "policy.scheduler": [linear, constant, {"milestones": [50]}],
+        "policy.optimizer.kwargs.betas": [0.9, 0.98],
+    }
+    result = job(tmp_path, SMALL | settings)
+    assert (result["algorithm.lr_warmup_steps"], result["algorithm.adam_beta2"]) == (50, 0.98)
+    without = job(tmp_path, SMALL | {"policy.scheduler": [constant, {"milestones": []}]})
+    assert without["algorithm.lr_warmup_steps"] == 0

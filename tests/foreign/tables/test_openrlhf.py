@@ -118,3 +118,20 @@ def test_a_pass_of_openrlhf_holds_its_micro_batch_however_small_a_rank_s_share_i
     raised = [note for note in imported.notes if note.startswith("train.batch_size = 8 is counted as")]
     assert len(raised) == (mini_batch > 8)
     assert checked.fits is fits
+
+
+@pytest.mark.parametrize("program", ["train_sft", "train_rm", "train_dpo"])
+def test_programs_without_rollouts_have_the_schedule_of_their_parsers(program: str, tmp_path: Path) -> None:
+    """Each parser: cosine_with_min_lr, lr_warmup_ratio 0.03, min_lr_ratio 0.1, adam.betas (0.9, 0.95)."""
+    (tmp_path / "train.sh").write_text(
+        f"deepspeed --num_gpus 8 --module openrlhf.cli.{program} --model.model_name_or_path Qwen/Qwen2.5-7B\n"
+    )
+    values = flatten_keys(convert(read_source(tmp_path / "train.sh", None), "H100", None).data)
+    names = ("lr_scheduler_type", "lr_warmup_ratio", "min_lr_ratio", "adam_beta2")
+    assert [values[f"algorithm.{name}"] for name in names] == ["cosine", 0.03, 0.1, 0.95]
+
+
+def test_the_betas_of_a_script_are_read(tmp_path: Path) -> None:
+    values = flatten_keys(import_openrlhf(tmp_path, RLOO + "--actor.adam.betas 0.8 0.99").data)
+    assert (values["algorithm.adam_beta1"], values["algorithm.adam_beta2"]) == (0.8, 0.99)
+    assert flatten_keys(import_openrlhf(tmp_path, RLOO).data)["algorithm.adam_beta2"] == 0.95

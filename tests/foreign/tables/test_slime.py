@@ -106,3 +106,8 @@ def test_ranks_of_latent_attention_are_of_the_model_s_shape(tmp_path: Path) -> N
     left = {entry.key: entry.why for entry in slime(tmp_path, "--q-lora-rank 1536 --kv-lora-rank 512").left}
     assert set(left) == {"load", "q_lora_rank", "kv_lora_rank"}
     assert left["kv_lora_rank"] == "the model's shape, which is read from its config"
+
+
+def test_a_function_that_generates_is_not_counted(tmp_path: Path) -> None:
+    imported = slime(tmp_path, "--custom-generate-function-path agents.generate")
+    assert any(words.startswith("custom_generate_function_path=") for words in imported.not_counted)

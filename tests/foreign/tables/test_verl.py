@@ -91,3 +91,16 @@ def test_a_reference_under_fsdp_lies_on_the_host_whatever_its_own_key_says(
     assert (values["placement.offload"], values["placement.offload_roles"]) == ("host", "frozen")
     alone = flatten_keys(import_settings(tmp_path, {**kept, **apart}).data)
     assert alone["placement.offload"] == "none"
+
+
+def test_a_policy_loss_that_is_not_modelled_has_a_note(tmp_path: Path) -> None:
+    """core_algos.py registers twelve policy losses; three of them are modelled."""
+    for loss, has_note in (("geo_mean", True), ("gspo", False), ("vanilla", False)):
+        notes = import_settings(tmp_path, {f"{ACTOR}policy_loss.loss_mode": loss}).notes
+        assert any("predicted as GRPO's" in note for note in notes) is has_note
+
+
+@pytest.mark.parametrize("betas", ["[0.9,0.95]", "'(0.9, 0.95)'"])
+def test_betas_of_the_optimizer_are_read(betas: str, tmp_path: Path) -> None:
+    algorithm = import_settings(tmp_path, {f"{ACTOR}optim.betas": betas}).data["algorithm"]
+    assert (algorithm["adam_beta1"], algorithm["adam_beta2"]) == (0.9, 0.95)
