@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from rlplan.errors import HostError, SpecError, did_you_mean
@@ -20,7 +19,7 @@ from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
-from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile, get_gpu
+from rlplan.spec.hardware.catalogue import find_profile, get_gpu
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import (
     USUAL,
@@ -157,7 +156,7 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
             f"{longest[0]}: a question for `rlplan solve`",
             where=WHERE,
             rule="an estimate has one value for each key; solve finds the largest one that fits",
-            way_out=f"rlplan solve {longest[1].replace(' ', '_')} {whole.command}",
+            way_out=f"rlplan solve {longest[1]} {whole.command}",
         )
     return reading
 
@@ -387,32 +386,15 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     """Take GPUs or the CPU host out of a sentence. Raises: SpecError for several clusters or unknown hardware."""
     if "hardware" in reading.keys:
         return text
-    clusters = []
-    divisor = 1
+    clusters, divisor = list[tuple[str, bool]](), 1
     while match := find_group(text):
-        part, divisor = find_part(text[: match.start()]) if not clusters else ("", divisor)
+        part, divisor = ("", divisor) if clusters else find_part(text[: match.start()])
         joined = text[match.end() :].lstrip()[:1] == "+"
         clusters.append((match[0], joined))
-        text = f"{text[: match.start() - len(part)]}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
+        before = text[: match.start() - len(part)]
+        text = f"{before}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
     if clusters:
-        parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
-        roles = [bool(match[1]) for match in POOLS.finditer(text)]
-        if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
-            typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), POOLS.sub(_GAP, text)
-        elif len(clusters) > 1 and not clusters[0][1]:
-            shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
-            raise SpecError(
-                f"{len(clusters)} clusters: {', '.join(parts)}",
-                where=WHERE,
-                rule=ONE_CLUSTER,
-                way_out=f"rlplan compare {shlex.quote(VERSUS.sub(' ', text).strip())} --gpus {shown}",
-            )
-        try:
-            reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
-        except SpecError as error:
-            raise _correct_gpus(reading, error, text, verb) from None
-        if HOW_MANY.search(text) and not has_count(typed):
-            _ask_for_fewest(reading)
+        text = _set_clusters(reading, clusters, text, verb)
         if divisor > 1:
             _limit_memory(reading, divisor)
         return text
@@ -428,6 +410,10 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
         _ask_for_fewest(reading)
         return rest
     if match is None:
+        for name, gpus in load_machines()["notebooks"].items():
+            if re.search(rf"\b{name}\b", text):
+                reading.keys["hardware"] = read_hardware(gpus, WHERE, [])
+                reading.assumed.append(f"{gpus}, the free GPU of {name}")
         return text
     try:
         reading.keys["hardware"] = read_hardware(match[0].strip(), WHERE, reading.assumed)
@@ -436,12 +422,35 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     return rest
 
 
+def _set_clusters(reading: Reading, clusters: Sequence[tuple[str, bool]], text: str, verb: str) -> str:
+    """Set the hardware from the groups of GPUs in a sentence, of which `text` is left. Return what is then left."""
+    parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
+    roles = [bool(match[1]) for match in POOLS.finditer(text)]
+    if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
+        typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), POOLS.sub(_GAP, text)
+    elif len(clusters) > 1 and not clusters[0][1]:
+        shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
+        raise SpecError(
+            f"{len(clusters)} clusters: {', '.join(parts)}",
+            where=WHERE,
+            rule=ONE_CLUSTER,
+            way_out=f"rlplan compare {shlex.quote(VERSUS.sub(' ', text).strip())} --gpus {shown}",
+        )
+    try:
+        reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
+    except SpecError as error:
+        raise _correct_gpus(reading, error, text, verb) from None
+    if HOW_MANY.search(text) and not has_count(typed):
+        _ask_for_fewest(reading)
+    return text
+
+
 def _limit_memory(reading: Reading, divisor: int) -> None:
     """Limit the memory of the GPUs to a part of it, as a slice of a shared GPU has it."""
     gpu = get_gpu(expand_hardware(reading.keys["hardware"], WHERE)["profile"], where=WHERE)
     limit = f"{gpu.memory.value // divisor // MIB}MiB"
     reading.overrides.append(f"hardware.memory={limit}")
-    reading.assumed.append(f"1/{divisor} of a {gpu.name}: {limit} of its memory, all of its compute")
+    reading.assumed.append(f"1/{divisor} of {gpu.name}: {limit} of its memory, all of its compute")
 
 
 def _split_gpus(reading: Reading, trains: int, generates: int) -> None:

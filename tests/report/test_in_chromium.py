@@ -16,10 +16,12 @@ from rlplan.report.write import write_report
 from tests.report.factory import RunShape, make_empty_run, make_run
 from tests.repository.at_night import mark_nightly
 
-PAGES = ("plan", "simulation", "run", "empty run", "comparison")
+PAGES = ("plan", "simulation", "run", "rollouts", "empty run", "comparison")
 DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
 """Combinations that run in addition to every page in light and wide; all others run at night."""
 LIMIT_BYTES = 1_500_000
+LIMIT_PIXELS = 12_000
+"""Height of a page on a phone."""
 
 
 @pytest.fixture(name="browser", scope="module")
@@ -62,6 +64,8 @@ def test_a_page_is_drawn_without_an_error_and_fits_its_width(
     browser.open(pages[name], size, dark=dark)
     assert browser.said == []
     assert browser.says("document.documentElement.scrollWidth") <= WIDTHS[size][0]
+    if size == "phone":
+        assert browser.says("document.documentElement.scrollHeight") <= LIMIT_PIXELS
     assert bool(browser.says("document.querySelector('canvas') !== null")) == (name != "empty run")
     browser.picture(tmp_path / "page.png", whole=False)
     assert (tmp_path / "page.png").stat().st_size > 10_000
