@@ -20,7 +20,7 @@ from rlplan.spec.files.stages import find_chosen_stage, list_open_inputs, stages
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.typed import is_hardware
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_nearest_id, load_catalogue
+from rlplan.spec.models.catalogue import MAX_ID, find_bundled_id, find_model, find_nearest_id, load_catalogue
 from rlplan.spec.typed import (
     Reading,
     add_override,
@@ -128,7 +128,10 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         raise _nothing_asked(verb)
     text = words[0] if words else ""
     if not words or not is_job_path(text):
-        reading = read_typed(words, verb=verb, named=named)
+        try:
+            reading = read_typed(words, verb=verb, named=named)
+        except SpecError as error:
+            raise _name_modelled(error) from None
         keys = reading.keys | ({"objective": objective} if objective else {})
         if lacks_bfloat16(keys):
             keys["training"], keys["rollout"] = {"dtype": "float16"}, {"dtype": "float16"}
@@ -154,6 +157,19 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         check_inputs(path, words[1:])
     job = load_job(path, (*reading.overrides, *asks), fetch=fetch)
     return Question(job, assumed=tuple(reading.assumed))
+
+
+def _name_modelled(error: SpecError) -> SpecError:
+    """The refusal of a question, whose way out names a model that can be planned."""
+    from rlplan.memory.model.block_families import explain_refusal, find_modelled
+
+    match = re.search(r"--model (\S+)", error.way_out)
+    if match is None or match[1] not in load_catalogue() or not explain_refusal(model := find_model(match[1])):
+        return error
+    others = [name for name in re.findall(r"[\w.-]+/[\w.-]+", error.what) if name in load_catalogue()]
+    modelled = (name for name in others if not explain_refusal(find_model(name)))
+    way_out = error.way_out.replace(match[1], next(modelled, "") or find_modelled(model))
+    return SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out)
 
 
 def _import_job(path: Path, reading: Reading, fetch: Fetch) -> JobSpec:

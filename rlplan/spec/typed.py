@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from rlplan.errors import HostError, SpecError, did_you_mean
@@ -20,12 +19,13 @@ from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten_value
 from rlplan.spec.files.job_forms import expand_hardware
-from rlplan.spec.hardware.catalogue import SHORT_NAMES, find_profile, get_gpu
+from rlplan.spec.hardware.catalogue import find_profile, get_gpu
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.hardware.typed import (
-    SIZED,
     USUAL,
     find_group,
+    find_inexact_group,
+    find_part,
     has_count,
     is_cpu_text,
     is_hardware,
@@ -55,7 +55,7 @@ from rlplan.spec.typed_words import (
     read_algorithm,
     search_names,
 )
-from rlplan.units import parse_tokens
+from rlplan.units import MIB, parse_tokens
 from rlplan.vocabulary import Dtype
 
 WHERE = "command line"
@@ -73,11 +73,6 @@ _LORA = re.compile(
     r"(?<![\w])(q?lora|4[\s-]?bit|nf4|peft|adapters?)(?:\s*(?:adapters?|training))?(?:\s*(?:\(|with\s)?\s*(?:of\s)?"
     r"(?:rank|r)?\s*[=:]?\s*(\d{1,4})(?!\w))?\)?|(?<!\w)(rank|lora[\s_-]?r)\s*[=:]?\s*(\d+)"
 )
-_COUNT = r"(?<![\w.-])(?:\d+\s*x?\s*)?"
-_NO_KIND = re.compile(
-    r"(?<![\w.])\d+\s*x?\s*gpus?\b|(?<![\w.-])\d+\s?x(?!\w)|(?<!\w)\d+x[a-z]\w*|(?<![\w.-])(?:rtx|gtx)\s?\d+"
-)
-"""GPUs whose kind is missing or unknown."""
 _OVERRIDE = re.compile(r"[\w.+-]+\s*=\s*(?:\S*|[{\[\"'].*)", re.DOTALL)
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?://)?")
 _ID = re.compile(r"(?<!\S)(?:[.~][\w.~-]*|[A-Za-z][\w.-]+)?/(?=[\w.-]{2})[\w./-]+(?!\S)")
@@ -151,15 +146,17 @@ def read_typed(words: Sequence[str], *, verb: str = "estimate", named: dict[str,
     _read_sentence(reading, rest, verb)
     reading.asks_cost = bool(COST.search(rest.lower()))
     missing = {"hardware": USUAL, "policy": USUAL_MODEL}
-    for key in missing:
+    longest = LONGEST.search(normalize(rest)) if verb == "estimate" else None
+    for key in missing if not longest else ():
         if key not in reading.keys and not any(word.startswith(f"{key}.") for word in reading.overrides):
             raise _refuse_open_question(key, Reading(missing | reading.keys, reading.overrides), normalize(rest), verb)
-    if (longest := LONGEST.search(normalize(rest))) and verb == "estimate":
+    if longest:
+        whole = Reading(missing | reading.keys, reading.overrides)
         raise SpecError(
             f"{longest[0]}: a question for `rlplan solve`",
             where=WHERE,
             rule="an estimate has one value for each key; solve finds the largest one that fits",
-            way_out=f"rlplan solve {longest[1]} {reading.command}",
+            way_out=f"rlplan solve {longest[1]} {whole.command}",
         )
     return reading
 
@@ -238,7 +235,7 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
         return name
     if name in load_catalogue():
         return name
-    from rlplan.spec.models.names import match_model
+    from rlplan.spec.models.names import has_size, match_model
 
     match = match_model(name)
     if match.id and (match.is_exact or match.packed or "/" not in name):
@@ -255,7 +252,8 @@ def read_model(name: str, where: str, assumed: list[str]) -> str:
     if "/" in name:
         return name
     near = match.others or (USUAL_MODEL,)
-    could_be = f" could be {' or '.join(match.others)}" if match.others else " is not known"
+    what = "could be" if has_size(name, near[0]) else "is not bundled; the nearest are"
+    could_be = f" {what} {' or '.join(match.others)}" if match.others else " is not known"
     raise SpecError(
         f"model {shorten_value(name)}{could_be}",
         where=where,
@@ -338,6 +336,9 @@ def add_override(reading: Reading, word: str) -> None:
             value = re.sub(r"^\D*([0-3])$", r"\1", value)  # deepspeed=zero3
         if key in ("placement.max_staleness", "rollout.quantization") and value.lower() in ("true", "1", "yes"):
             value = "1" if key == "placement.max_staleness" else "fp8"
+        if key == "training.dtype" and typed != key and (instead := load_words()["quantized"].get(value.lower())):
+            reading.assumed.append(f"{typed}={value} is the format of rollouts; training keeps 16 bits")
+            key, value = "rollout.quantization", instead
         if key.endswith("dtype"):
             value = load_words()["dtypes"].get(value.lower(), value)
         if key == "workload.num_prompts_per_step" and "batch" in short:
@@ -374,7 +375,7 @@ def _read_sentence(reading: Reading, text: str, verb: str) -> None:
             text = f"{text[: beside.start()]}{_GAP}{text[beside.end() :]}"
     if split := SPLIT.search(text):
         _split_gpus(reading, int(split[1] or split[4]), int(split[2] or split[3]))
-    text = MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text)
+    text = LONGEST.sub(_GAP, MONEY.sub(_GAP, text.replace(split[0], _GAP) if split else text))
     text = _take_adapters(reading, text)
     for pattern, key in compile_numbers():
         text = _take_number(reading, text, pattern, key)
@@ -386,39 +387,23 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
     """Take GPUs or the CPU host out of a sentence. Raises: SpecError for several clusters or unknown hardware."""
     if "hardware" in reading.keys:
         return text
-    clusters = []
+    clusters, divisor = list[tuple[str, bool]](), 1
     while match := find_group(text):
+        part, divisor = ("", divisor) if clusters else find_part(text[: match.start()])
         joined = text[match.end() :].lstrip()[:1] == "+"
         clusters.append((match[0], joined))
-        text = f"{text[: match.start()]}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
+        before = text[: match.start() - len(part)]
+        text = f"{before}{_GAP}{text[match.end() :].lstrip().removeprefix('+')}"
     if clusters:
-        parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
-        roles = [bool(match[1]) for match in POOLS.finditer(text)]
-        if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
-            typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), POOLS.sub(_GAP, text)
-        elif len(clusters) > 1 and not clusters[0][1]:
-            shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
-            raise SpecError(
-                f"{len(clusters)} clusters: {', '.join(parts)}",
-                where=WHERE,
-                rule=ONE_CLUSTER,
-                way_out=f"rlplan compare {shlex.quote(VERSUS.sub(' ', text).strip())} --gpus {shown}",
-            )
-        try:
-            reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
-        except SpecError as error:
-            raise _correct_gpus(reading, error, text, verb) from None
-        if HOW_MANY.search(text) and not has_count(typed):
-            _ask_for_fewest(reading)
+        text = _set_clusters(reading, clusters, text, verb)
+        if divisor > 1:
+            _limit_memory(reading, divisor)
         return text
     cpu = "|".join(sorted(map(re.escape, load_machines()["cpu"]), key=len, reverse=True))
     if match := re.search(rf"(?<![\w-])(?:cpu-host|(?:{cpu}))(?![\w-])", text):
         reading.keys["hardware"] = "cpu-host"
         return text.replace(match[0], _GAP, 1)
-    match = _compile_unprofiled().search(text) or SIZED.search(text) or _NO_KIND.search(text)
-    match = match or next(
-        filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
-    )
+    match = find_inexact_group(text)
     rest = text.replace(match[0], _GAP, 1) if match else text
     if HOW_MANY.search(text) and (match is None or re.fullmatch(r"\D*gpus?", match[0])):
         reading.keys["hardware"] = read_hardware(USUAL, WHERE, [])
@@ -426,12 +411,47 @@ def _take_gpus(reading: Reading, text: str, verb: str) -> str:
         _ask_for_fewest(reading)
         return rest
     if match is None:
+        for name, gpus in load_machines()["notebooks"].items():
+            if re.search(rf"\b{name}\b", text):
+                reading.keys["hardware"] = read_hardware(gpus, WHERE, [])
+                reading.assumed.append(f"{gpus}, the free GPU of {name}")
         return text
     try:
         reading.keys["hardware"] = read_hardware(match[0].strip(), WHERE, reading.assumed)
     except SpecError as error:
         raise _correct_gpus(reading, error, rest, verb) from None
     return rest
+
+
+def _set_clusters(reading: Reading, clusters: Sequence[tuple[str, bool]], text: str, verb: str) -> str:
+    """Set the hardware from the groups of GPUs in a sentence, of which `text` is left. Return what is then left."""
+    parts, typed = [name for name, _ in clusters], " + ".join(name for name, _ in clusters)
+    roles = [bool(match[1]) for match in POOLS.finditer(text)]
+    if len(clusters) == 2 and {True, False} <= {*roles}:  # `train on 4 h100, rollouts on 4 l40s`
+        typed, text = _join_pools(reading, parts if roles[0] else parts[::-1]), POOLS.sub(_GAP, text)
+    elif len(clusters) > 1 and not clusters[0][1]:
+        shown = ",".join(read_hardware(name, WHERE, []) for name in parts)
+        raise SpecError(
+            f"{len(clusters)} clusters: {', '.join(parts)}",
+            where=WHERE,
+            rule=ONE_CLUSTER,
+            way_out=f"rlplan compare {shlex.quote(VERSUS.sub(' ', text).strip())} --gpus {shown}",
+        )
+    try:
+        reading.keys["hardware"] = read_hardware(typed, WHERE, reading.assumed)
+    except SpecError as error:
+        raise _correct_gpus(reading, error, text, verb) from None
+    if HOW_MANY.search(text) and not has_count(typed):
+        _ask_for_fewest(reading)
+    return text
+
+
+def _limit_memory(reading: Reading, divisor: int) -> None:
+    """Limit the memory of the GPUs to a part of it, as a slice of a shared GPU has it."""
+    gpu = get_gpu(expand_hardware(reading.keys["hardware"], WHERE)["profile"], where=WHERE)
+    limit = f"{gpu.memory.value // divisor // MIB}MiB"
+    reading.overrides.append(f"hardware.memory={limit}")
+    reading.assumed.append(f"1/{divisor} of {gpu.name}: {limit} of its memory, all of its compute")
 
 
 def _split_gpus(reading: Reading, trains: int, generates: int) -> None:
@@ -455,14 +475,6 @@ def _join_pools(reading: Reading, parts: Sequence[str]) -> str:
     return f"{trains.num_gpus + generates.num_gpus}x{trains.profile}"
 
 
-@cache
-def _compile_unprofiled() -> re.Pattern[str]:
-    """Hardware without a profile, with all its words: `mac studio m3 ultra`."""
-    words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
-    name = rf"(?:{words})(?:\s(?:max|pro|ultra|air|ti|super|v\d\w?))?"
-    return re.compile(rf"{_COUNT}{name}(?:\s{name})*(?![\w.-])")
-
-
 def _correct_gpus(reading: Reading, error: SpecError, rest: str, verb: str) -> SpecError:
     """The refusal of GPUs with the whole question, corrected. rest: the sentence without them."""
     near = re.search(r"(?:write|such as) (\w[\w.-]*)", error.way_out)
@@ -480,15 +492,6 @@ def _ask_for_fewest(reading: Reading) -> None:
     reading.overrides.append("objective=gpus")
     kind = reading.keys["hardware"].partition("x")[2]
     reading.assumed[-1:] = [f"the fewest of at most {MOST_GPUS} {kind} (objective=gpus)"]
-
-
-def _is_misspelt_gpu(match: re.Match[str]) -> bool:
-    """Whether a word is no GPU and no part of a model's name, but is similar to a GPU."""
-    from rlplan.spec.hardware.names import find_near_names
-    from rlplan.spec.models.names import list_words
-
-    word = re.sub(r"^\d+\s*x?\s*", "", match[0])
-    return word not in list_words() and bool(find_near_names(word, SHORT_NAMES))
 
 
 def _take_adapters(reading: Reading, text: str) -> str:

@@ -38,7 +38,7 @@ _TRAINS, _GENERATES = _PART.format(r"train\w*"), _PART.format(r"(?:rollouts?|gen
 SPLIT = re.compile(rf"{_TRAINS}\W+(?:and\s+)?{_GENERATES}|{_GENERATES}\W+(?:and\s+)?{_TRAINS}")
 """GPUs that train and others that generate: `6 train 2 rollout`."""
 LONGEST = re.compile(
-    r"\b(?:max(?:imum)?|longest|largest|biggest)\s(context|response)\b(?:\s(?:size|length|len|window))?"
+    r"\b(?:max(?:imum)?|longest|largest|biggest)\s(context|response|batch)\b(?:\s(?:size|length|len|window))?"
     r"(?!\s*(?:of|is|=|:|up to)?\s*\d)"
 )
 """Questions for the largest value of a key, which `solve` answers."""

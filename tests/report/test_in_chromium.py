@@ -9,6 +9,7 @@ import pytest
 
 import rlplan
 from benchmarks.pages.chromium import WIDTHS, Chromium
+from rlplan.report.html import render_rollouts
 from rlplan.report.plans.comparison import make_side, write_comparison
 from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.plans.write import write_plan_report, write_simulation_report
@@ -20,6 +21,8 @@ PAGES = ("plan", "simulation", "run", "empty run", "comparison")
 DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
 """Combinations that run in addition to every page in light and wide; all others run at night."""
 LIMIT_BYTES = 1_500_000
+LIMIT_PIXELS = 12_000
+"""Height of a page on a phone."""
 
 
 @pytest.fixture(name="browser", scope="module")
@@ -62,11 +65,29 @@ def test_a_page_is_drawn_without_an_error_and_fits_its_width(
     browser.open(pages[name], size, dark=dark)
     assert browser.said == []
     assert browser.says("document.documentElement.scrollWidth") <= WIDTHS[size][0]
+    if size == "phone":
+        assert browser.says("document.documentElement.scrollHeight") <= LIMIT_PIXELS
     assert bool(browser.says("document.querySelector('canvas') !== null")) == (name != "empty run")
     browser.picture(tmp_path / "page.png", whole=False)
     assert (tmp_path / "page.png").stat().st_size > 10_000
     paper = browser.says("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(255, 255, 255)") != dark
+
+
+def test_a_long_table_is_cut_on_a_phone_and_a_button_shows_the_rest(browser: Chromium, tmp_path: Path) -> None:
+    row = {
+        "step": 40, "prompt_id": "train-1", "text": "4", "prompt": "2+2", "truth": "4", "turns": [], "failure": "",
+        "rewards": {"answer_matcher": 1.0}, "loss": None, "reward": 1.0, "advantage": 0.5, "num_tokens": 8,
+        "is_truncated": False, "stop_reason": "stop", "version": 40,
+    }  # fmt: skip
+    (tmp_path / "page.html").write_text(render_rollouts("quickstart", [row] * 256))
+    count = "[...document.querySelectorAll('tbody tr')].filter((row) => row.offsetParent).length"
+    for size, shown in (("wide", 256), ("phone", 60)):
+        browser.open(tmp_path / "page.html", size)
+        assert browser.says(count) == shown
+    assert browser.says("document.documentElement.scrollHeight") <= LIMIT_PIXELS
+    browser.says("document.querySelector('table + button').click()")
+    assert browser.says(count) == 256
 
 
 SCENE = "[...document.querySelectorAll('.row .plot .u-over')].filter((one) => one.offsetParent)[1]"

@@ -5,6 +5,7 @@ Left out: what the project declares (test_packaging.py).
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     return next(folder.glob("*.whl"))
+
+
+def test_the_description_has_no_image_and_no_link_that_an_index_lacks(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    description = metadata.partition("\n\n")[2]
+    assert description.startswith("# rlplan")
+    assert re.findall(r"\]\((?!https://)[^)]*\)", description) == []
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ The phrases were written by hand. The commands beside them are the resolver's ow
 changes, and prove nothing by themselves.
 """
 
+import re
 import shlex
 from pathlib import Path
 
@@ -124,8 +125,15 @@ def test_adapters_of_a_job_file_are_switched_off() -> None:
 
 def test_every_machine_of_a_cloud_names_its_source() -> None:
     machines = load_machines()
-    unsourced = [name for name in machines["machines"] if not name.startswith(tuple(machines["sources"]))]
-    assert unsourced == []
+    names = {*machines["machines"], *machines["notebooks"]}
+    assert [name for name in names if not name.startswith(tuple(machines["sources"]))] == []
+    assert all(source.startswith("https://") or "node profile" in source for source in machines["sources"].values())
+    by_name = [name for name in names if name.startswith(tuple(machines["counted_by_name"]))]
+    assert by_name
+    for name in by_name:
+        count = re.search(r"-(\d+)[gx]", name)
+        assert count
+        assert machines["machines"][name].startswith(f"{count[1]}x")
 
 
 def test_a_folder_with_the_name_of_a_hub_s_owner_does_not_make_an_id_a_path(tmp_path: Path) -> None:

@@ -19,13 +19,16 @@ only under sequence parallelism); Transformer Engine 2026-08, module/layernorm_l
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import lru_cache
+from math import log
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.block import Block, DeltaRule, Experts, Latent, Layers, Norm, StateSpace
 from rlplan.spec.model import FAMILIES, ModelSpec
+from rlplan.spec.models.catalogue import find_model, load_catalogue
 from rlplan.spec.models.parts import FULL, LINEAR, NONE
 
 
@@ -207,7 +210,8 @@ def _build_latent(model: ModelSpec) -> Latent | None:
     return Latent(spec.q_rank, spec.kv_rank, width, spec.value_head_dim, spec.nope_head_dim)
 
 
-def _refuse_unknown(model: ModelSpec) -> None:
+def explain_refusal(model: ModelSpec) -> str | None:
+    """The reason why a model's activations are not modelled; None if they are."""
     why = REFUSED.get(model.architecture)
     if why is None and model.architecture not in TRAITS:
         why = "no formula describes its layers"
@@ -216,13 +220,35 @@ def _refuse_unknown(model: ModelSpec) -> None:
     if why is None and model.architecture == "FalconForCausalLM" and 1 == model.num_kv_heads < model.num_heads:
         unfused = REFUSED["BloomForCausalLM"]
         why = f"no fused kernel shares one key head among {model.num_heads}, so {unfused}"  # modeling_falcon.py
-    if why is not None:
+    return why
+
+
+def _refuse_unknown(model: ModelSpec) -> None:
+    if why := explain_refusal(model):
         raise SpecError(
             f"activations of {model.architecture} are not modelled: {why}",
             where="model",
             rule=f"one of the {len(TRAITS)} families of rlplan.memory.model.block_families",
-            way_out="trace the model instead: rlplan estimate --trace",
+            way_out=f"policy={find_modelled(model)}, the nearest that is; or trace yours with rlplan estimate --trace",
         )
+
+
+def find_modelled(model: ModelSpec) -> str:
+    """The bundled model with modelled activations that is nearest in architecture, then in size.
+
+    >>> find_modelled(find_model("deepseek-ai/DeepSeek-V3.2"))
+    'deepseek-ai/DeepSeek-V3'
+    """
+
+    family = model.architecture.removesuffix("ForCausalLM")
+
+    def order(known: str) -> tuple[float, float]:
+        entry = load_catalogue()[known]
+        own = entry.config["architectures"][0].removesuffix("ForCausalLM")
+        near = SequenceMatcher(None, own, family).ratio()
+        return -near, abs(log(entry.num_parameters / model.num_parameters))
+
+    return next(known for known in sorted(load_catalogue(), key=order) if not explain_refusal(find_model(known)))
 
 
 @lru_cache(maxsize=1024)

@@ -43,9 +43,9 @@ class HostSearch:
                 rule="gpus and cost choose a number of GPUs; a CPU host is always used as given",
                 way_out="objective=step_time",
             )
-        self.job, self.asked, self.model = job, restore_job_spec(asked), job.load_model()
-        self.choices, self.impossible = list_choices(job)
-        _check_kv_cache(job, self.model)
+        self.asked, self.model = restore_job_spec(asked), job.load_model()
+        self.job = _size_kv_cache(job, self.model, is_open=self.asked.rollout.kv_cache_memory == "auto")
+        self.choices, self.impossible = list_choices(self.job)
 
     @cached_property
     def profile(self) -> CpuProfile:
@@ -182,16 +182,23 @@ def _explain_rejection(plan: Plan, best: Plan) -> str:
     return "fits too and is as fast; the other is preferred"
 
 
-def _check_kv_cache(job: ResolvedJob, model: ModelSpec) -> None:
-    """Raise SpecError if the KV cache cannot hold one longest sequence and vLLM's null block."""
+def _size_kv_cache(job: ResolvedJob, model: ModelSpec, *, is_open: bool) -> ResolvedJob:
+    """The job with a KV cache for one longest sequence and vLLM's null block, at least.
+
+    is_open: whether the size may be raised. Raises: SpecError for a size that is too small.
+    """
     rollout, length, pool = job.rollout, job.workload.max_seq_len, build_host_pool(model, job.rollout)
     needed = ceil_div(length, rollout.block_size) + 1  # vLLM 0.32.0 v1/core/block_pool.py, `null_block`
     blocks = pool.num_blocks(rollout.kv_cache_memory)
+    least = ceil_div(needed * pool.bytes_per_block, MIB)
+    if blocks < needed and is_open:
+        return job.model_copy(update={"rollout": rollout.model_copy(update={"kv_cache_memory": least * MIB})})
     if blocks < needed:
         raise SpecError(
             f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
             f"{blocks} blocks of {rollout.block_size} tokens, one sequence of {length} tokens needs {needed}",
             where="rollout.kv_cache_memory",
             rule="the KV cache holds at least one longest sequence and one spare block",
-            way_out=f"rollout.kv_cache_memory={ceil_div(needed * pool.bytes_per_block, MIB)}MiB or more",
+            way_out=f"rollout.kv_cache_memory={least}MiB or more",
         )
+    return job

@@ -45,9 +45,9 @@ charts.curves = (box, spec) => {
     const log = panel.is_log ? { distr: 3 } : {};
     const isNothing = !panel.is_log && panel.series.every((one) => one.values.every((value) => !value));
     const range = panel.range || (isNothing ? [0, 1] : null);
-    const plot = figure.add(host, { height: panel.is_wide ? 250 : 170, padding: [10, panel.names_ends ? 60 : 10, 0, 0],
+    const plot = figure.add(host, { height: panel.is_wide ? 266 : 186, padding: [10, panel.names_ends ? 60 : 10, 0, 0],
       scales: { y: { ...log, ...(range ? { range: () => range } : {}) } },
-      axes: [charts.axis({ size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] }),
+      axes: [charts.axis({ size: 42, space: 60, label: "step", labelSize: 16, labelFont: `11px ${charts.family}`, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] }),
         charts.axis({ size: 56, space: 34, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : format(tick))) })],
       series: [{}, ...panel.series.map((one) => ({ stroke: () => charts.css(one.color), width: one.is_faint ? 0 : one.is_main ? 2.4 : 1.4, dash: one.dash,
         spanGaps: true, points: { show: one.has_points || one.values.filter((value) => value != null).length < 4, size: 5 } }))],

@@ -35,6 +35,15 @@ charts.sortable = (table) => {
   }
 };
 
+/* Show the first rows of a long table, whatever its order, and a button for the others. page.css has the same number. */
+charts.cut = (body) => {
+  if (body.rows.length <= 60) return;
+  body.classList.add("cut");
+  const button = charts.element("button", { type: "button", onclick: () => { body.classList.remove("cut"); button.remove(); } },
+    `Show all ${body.rows.length} rows`);
+  body.parentElement.after(button);
+};
+
 charts.tips = (root) => {
   for (const one of root.querySelectorAll("[data-tip]")) {
     const show = () => {
@@ -74,7 +83,9 @@ charts.open = (root) => {
 addEventListener("DOMContentLoaded", () => {
   document.body.append(charts.tip);
   charts.open(document);
-  if (matchMedia("(max-width: 720px)").matches)   // long tables are folded on a phone
+  if (matchMedia("(max-width: 720px)").matches) {   // on a phone, parts with long tables are folded, and a long table is cut
     document.querySelectorAll("details.fold").forEach((part) => { part.open = false; });
+    document.querySelectorAll("tbody").forEach(charts.cut);
+  }
   document.documentElement.dataset.drawn = "";
 });

@@ -32,6 +32,8 @@ MAX_GPUS = 999_999
 USUAL = "8xH100"
 """GPUs that an error suggests where none are named."""
 NUMBERS = {"a": 1, "an": 1, "one": 1, "single": 1, "my": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4}
+PARTS = {"half": 2, "1/2": 2, "0.5": 2, "third": 3, "1/3": 3, "quarter": 4, "1/4": 4, "0.25": 4}
+"""Parts of a GPU, by their divisor."""
 NUMBERS |= {"six": 6, "eight": 8, "sixteen": 16, "thirty-two": 32, "sixty-four": 64}
 MOST_PER_HOST = 8
 """Most GPUs of a usual host. A larger number before a number of nodes is the total: `8xH100, 2 nodes` and `16xH100, 2
@@ -49,6 +51,11 @@ SIZED = re.compile(
     r"(?:\s*(?:of\s+)?(?:v?ram|memory|gpus?|cards?))*"
 )
 """GPUs that are only named by their memory: `24 GB`, `4 x 24GB`, `an 80gb card`."""
+_COUNT = r"(?<![\w.-])(?:\d+\s*x?\s*)?"
+_NO_KIND = re.compile(
+    r"(?<![\w.])\d+\s*x?\s*gpus?\b|(?<![\w.-])\d+\s?x(?!\w)|(?<!\w)\d+x[a-z]\w*|(?<![\w.-])(?:rtx|gtx)\s?\d+"
+)
+"""GPUs whose kind is missing or unknown."""
 SAME_MEMORY = 0.15
 """Largest relative difference of a typed memory size and that of the profile: marketing GB against GiB."""
 
@@ -105,7 +112,8 @@ def _compile_group(names: frozenset[str], gpus: frozenset[str]) -> re.Pattern[st
         rf"(?:(?P<first>{count})(?:\s*x\s*|\s+(?:gpus?\s*\(?\s*(?:of\s+)?)?|(?<=\d)(?=[a-z])))?"
         rf"(?:(?P<word>node|host|machine|server)s?\s+(?:of|with)\s+(?:(?P<inner>{count})\s*x?\s*)?)?"
         rf"(?P<name>{name})(?=\s*x\s*\d|[^\w.-]|$)"
-        rf"(?:\s*(?:x|:|cluster\s+of)\s*(?P<last>\d{{1,6}})(?![\w.]|\s*(?:x\s*)?{hosts}))?"
+        rf"(?:(?:\s*(?:x|:|cluster\s+of)\s*|(?(first)(?!)|\s+(?=[1-9]$)))"
+        rf"(?P<last>\d{{1,6}})(?![\w.]|\s*(?:x\s*)?{hosts}))?"
         rf"(?:\s*(?:gpus?|cards?))?\)?"
         rf"(?:\s*(?P<plural>{hosts}))?"
         rf"(?:\s*(?P<joint>on|over|across|in|,|\(|x|/)?\s*(?P<after>{count})\s*(?:x\s*)?{hosts}\)?)?(?:\s+each\b)?",
@@ -129,6 +137,31 @@ def find_group(text: str) -> re.Match[str] | None:
     return _get_expression().search(text)
 
 
+def find_inexact_group(text: str) -> re.Match[str] | None:
+    """GPUs that are not named by a profile: without one, by their memory, by a number alone, or misspelt."""
+    match = _compile_unprofiled().search(text) or SIZED.search(text) or _NO_KIND.search(text)
+    return match or next(
+        filter(_is_misspelt_gpu, re.finditer(rf"{_COUNT}[a-z]{{1,2}}\d{{2,4}}[a-z]?(?!\w)", text)), None
+    )
+
+
+@cache
+def _compile_unprofiled() -> re.Pattern[str]:
+    """Hardware without a profile, with all its words: `mac studio m3 ultra`."""
+    words = "|".join(re.escape(word) for names in load_machines()["unprofiled"].values() for word in names)
+    name = rf"(?:{words})(?:\s(?:max|pro|ultra|air|ti|super|v\d\w?))?"
+    return re.compile(rf"{_COUNT}{name}(?:\s{name})*(?![\w.-])")
+
+
+def _is_misspelt_gpu(match: re.Match[str]) -> bool:
+    """Whether a word is no GPU and no part of a model's name, but is similar to a GPU."""
+    from rlplan.spec.hardware.names import find_near_names
+    from rlplan.spec.models.names import list_words
+
+    word = re.sub(r"^\d+\s*x?\s*", "", match[0])
+    return word not in list_words() and bool(find_near_names(word, SHORT_NAMES))
+
+
 def read_group(match: Mapping[str, str | None], text: str, *, where: str) -> TypedGpus:
     """The group whose parts were matched in `text`. Raises: SpecError for a count of 0 or more than MAX_GPUS."""
     name, numbers = (
@@ -148,8 +181,11 @@ def read_group(match: Mapping[str, str | None], text: str, *, where: str) -> Typ
         node = find_usual_node(get_gpu(profile, where=where))
         count = node.num_gpus if node else 8
         assumed = assumed or f"{count} GPUs per node"
-    if count is None and per_machine is None and hosts is None:
+    if count is None and hosts is None and per_machine is None:
         assumed = assumed or f"one {profile}; write 8x{name} for eight"
+    elif count is None and hosts is None and per_machine:
+        count, whole = _count_rack(profile, per_machine)
+        assumed = assumed or whole
     total = (count if count is not None else 1) * (per_machine or 1)
     is_total = numbers["after"] is not None and count is not None and match["joint"] != "x"
     if hosts is not None and not (is_total and (match["joint"] != "," or total > MOST_PER_HOST)):
@@ -163,6 +199,15 @@ def read_group(match: Mapping[str, str | None], text: str, *, where: str) -> Typ
         )
     is_spread = hosts is not None and hosts > 1 and per_machine is None
     return TypedGpus(total, profile, hosts if is_spread else None, assumed)
+
+
+def _count_rack(profile: str, per_machine: int) -> tuple[int, str]:
+    """Machines of a rack that is named without a number, such as `gb200 nvl72`, and a note; (1, "") for other nodes."""
+    node = find_profile(profile, where=profile)
+    in_rack = node.num_gpus_in_link_domain if isinstance(node, NodeProfile) and "nvl" in profile else None
+    if not in_rack or in_rack <= per_machine:
+        return 1, ""
+    return in_rack // per_machine, f"the whole rack of {in_rack} GPUs; write 1x{profile} for {per_machine} of them"
 
 
 def _read_number(text: str | None) -> int | None:
@@ -185,6 +230,8 @@ def _note_variant(name: str, profile: str) -> str:
     """The note on a typed variant or memory size that the profile does not have."""
     if (variant := _VARIANT.search(name)) and variant[1] not in profile:
         return f"{profile}, for there is no profile of its variant {variant[1]}"
+    if _VARIANT.search(profile) and not variant:
+        return f"{profile}, for there is no profile of {name.strip()}"
     sizes = re.findall(r"(\d{2,3})\s*gi?b?(?!\w)|-(40|80)$", name)
     sizes = [first or second for first, second in sizes]
     if not sizes or sizes[0] in profile:
@@ -227,9 +274,26 @@ def _parse_group(text: str, *, where: str, may_assume: bool) -> TypedGpus:
             f"'{shorten_value(text)[1:-1]}' leaves open: {group.assumed}",
             where=where,
             rule="a file names the number of GPUs and their kind exactly",
-            way_out=f"write {group.num_gpus}x{match['name'] if group.num_gpus == 1 else group.profile}",
+            way_out=f"write {_write_group(group, match['name'] or '')}",
         )
     return group
+
+
+def _write_group(group: TypedGpus, name: str) -> str:
+    """A group as a file names it; one GPU keeps the name that was typed, unless a profile stands in for it."""
+    node = find_profile(group.profile, where=name)
+    size = node.num_gpus if isinstance(node, NodeProfile) else 1
+    return f"{group.num_gpus // size}x{name if group.assumed.startswith('one ') else group.profile}"
+
+
+def find_part(before: str) -> tuple[str, int]:
+    """The words at the end of a text that mean a part of the GPU behind them, and its divisor; ("", 1) without.
+
+    >>> find_part("qwen3 8b on half"), find_part("a quarter of "), find_part("a")
+    (('half', 2), ('a quarter of ', 4), ('', 1))
+    """
+    match = re.search(rf"(?<![\w.])(?:an?\s+)?({'|'.join(map(re.escape, PARTS))})(?:\s+of)?(?:\s+an?)?\s*$", before)
+    return (match[0], PARTS[match[1]]) if match else ("", 1)
 
 
 def _choose_by_memory(match: re.Match[str]) -> TypedGpus | None:
@@ -261,7 +325,7 @@ def _match_group(words: str) -> dict[str, str | None] | None:
 def _refuse_text(text: str, where: str) -> SpecError:
     """The refusal of text that names no GPUs, with GPUs that can be typed instead."""
     cut, text = shorten_value(text)[1:-1], normalize(text)
-    words, known = set(re.findall(r"[a-z\d]+", text)), [*profile_paths(), *SHORT_NAMES]
+    words, known = set(re.findall(r"(?:\d+x(?=[a-z]))?([a-z\d]+)", text)), [*profile_paths(), *SHORT_NAMES]
     for instead, unprofiled in load_machines()["unprofiled"].items():
         if words & set(unprofiled):
             return SpecError(

@@ -151,7 +151,10 @@ def match_model(name: str) -> ModelName:
     ranked = _rank(words)
     sizes = {load_catalogue()[known].num_parameters for known in ranked}
     is_open = len(sizes) > 1 and not any(_SIZE.fullmatch(word) for word in words)
-    is_stranger = bool(ignored) and not any(word.isalpha() and word not in WEIGHTLESS for word in words)
+    is_bare = all(word[0].isdigit() and not _SIZE.fullmatch(word) for word in words)
+    is_stranger = (bool(ignored) or is_bare) and not any(word.isalpha() and word not in WEIGHTLESS for word in words)
+    if is_stranger and not any(_SIZE.fullmatch(word) for word in words):
+        return ModelName("", (), form, is_exact=False, ignored=tuple(ignored))
     if not ranked or is_open or is_stranger:
         near = tuple(ranked[:MOST_CANDIDATES]) if is_open else _find_near(words)
         return ModelName("", near, form, is_exact=False, ignored=tuple(ignored))
@@ -193,6 +196,15 @@ def _rank(words: list[str]) -> list[str]:
     candidates = [known for known, own in _load_words().items() if typed - WEIGHTLESS <= {*own}]
     usual = [known for known in candidates if has_family or not known.startswith(UNUSUAL)]
     return sorted(usual, key=order)
+
+
+def has_size(name: str, known: str) -> bool:
+    """Whether a bundled model has the sizes of a typed name.
+
+    >>> has_size("falcon 40b", "tiiuae/falcon-7b"), has_size("mixtral", "mistralai/Mixtral-8x7B-v0.1")
+    (False, True)
+    """
+    return {word for word in split_model_name(name) if _SIZE.fullmatch(word)} <= {*_load_words().get(known, ())}
 
 
 def _find_near(words: list[str]) -> tuple[str, ...]:
