@@ -14,7 +14,7 @@ from tests.cli.test_commands import json_of
 @pytest.mark.nightly  # tests/accuracy/test_bounds.py predicts them all
 def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
     value = json_of(rlplan("accuracy", "--json"))
-    assert len(value["points"]) == len(published_points()) == 1_548
+    assert len(value["points"]) == len(published_points()) == 1_578
     assert value["summary"]["kv_per_token"]["max_abs"] <= 0.002
 
 

@@ -20,10 +20,8 @@ from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCH
 from rlplan.planner.answers.model_flops import count_model_flops, read_peak_flops_per_s
 from rlplan.planner.measured_errors import find_stratum
 from rlplan.planner.plan import Plan
-from rlplan.planner.setting import read_pools
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
-from rlplan.timing.transfer.weight_sync import write_cost
 
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the dtype of the layers' matmuls."""
@@ -45,15 +43,12 @@ def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_point_job(step_job(point))
     seconds = predict_seconds(plan)
-    slow_s = 0.0
-    if plan.job.host_waits == "tokens" and plan.job.training.lora is None:  # RL that writes its weights in every step
-        num_bytes = 2 * find_point_model(point).num_parameters
-        written_s, slow_s = write_cost(num_bytes, read_pools(plan.job)[0].cluster).seconds, num_bytes / SLOW_DISK
-        seconds += written_s
-        slow_s = max(0.0, slow_s - written_s)
-        RunSettings(point).assume("weights written for engines", f"{written_s:.1f} to {written_s + slow_s:.1f} s")
     value = convert_to_unit(point.measured.unit, plan, seconds)
-    return Prediction(value, stratum=find_stratum(plan, point.quantity), spread=1 + slow_s / seconds)
+    written_s = 0.0
+    if plan.job.host_waits == "tokens" and plan.job.training.lora is None:  # RL that writes its weights in every step
+        written_s = 2 * find_point_model(point).num_parameters / SLOW_DISK
+        RunSettings(point).assume("weights written for engines", f"0 to {written_s:.0f} s, not predicted")
+    return Prediction(value, stratum=find_stratum(plan, point.quantity), spread=1 + written_s / seconds)
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
