@@ -1,4 +1,4 @@
-"""Whole runs that learn: an agent in three seeds beside its controls, and stale rollouts in bf16 beside fresh ones.
+"""Whole runs that learn from stale rollouts in bf16, beside runs with fresh ones.
 
 Stale rollouts teach as well as fresh ones if held-out scores differ no more than seeds of the fresh run do. The scores
 are the last one and the area under the curve, both as means over the seeds.
@@ -11,33 +11,10 @@ from statistics import fmean, stdev
 
 import pytest
 
-from benchmarks.learning.example_record import read_run
-from benchmarks.learning.example_runs import CASES
-from benchmarks.learning.record import LEARNING_RATE_0, RESOLUTION, SEEDS
+from benchmarks.learning.record import RESOLUTION, SEEDS
 from tests.runtime.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
-
-NUM_AGENT_STEPS = 8
-NEVER_LATE = "rollout.environment.timeout_s=300"
-"""A rollout is masked if its agent is late, in held-out prompts too; on a busy machine some wait for more than 10 s."""
-SHORT = {case: 2 if case == LEARNING_RATE_0 else NUM_AGENT_STEPS for case in CASES["tools"]}
-"""Steps of each case, of the example's 20: at learning rate 0 all steps are alike."""
-
-
-@pytest.mark.parametrize("case", SHORT)
-def test_an_agent_learns_to_use_its_tools_and_its_controls_do_not(run_job: Runner, case: str) -> None:
-    """Task, policy and goals are those of examples/tools.yaml. The goals: from under 40 to over 90 %, or flat."""
-    steps = (f"workload.num_steps={SHORT[case]}", f"workload.evaluate_every={SHORT[case]}")
-    run = run_job("examples/agent.yaml", NEVER_LATE, *steps, *CASES["tools"][case])
-    assert run.exit_code == 0, run.stderr
-    assert {row["environment/failed_fraction"] for row in run.metrics if row["step"] > 0} == {0.0}
-    curve = read_run(run.folder, "tools", "", case)
-    print(case, curve)
-    assert curve.has_passed, curve
-    assert curve.calls["ok"] > 0
-    assert case != LEARNING_RATE_0 or len(set(curve.values)) == 1
-
 
 STALENESS = 4
 FRESH = ("placement.placement=disaggregated", "algorithm.kl_coef=0", "preflight.rehearses=false")
@@ -64,8 +41,6 @@ class Task:
 
 TASKS = {
     "quickstart": Task("evaluate/greedy_accuracy", 28, 5e-5),
-    "tools": Task("evaluate/greedy_accuracy", 20, 7.5e-5),
-    "multi-turn": Task("evaluate/environment_reward", 20, 1e-4),
 }
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
-from rlplan.sources import split_words
 from rlplan_cli.options import AsJson, ForeignArguments, JobArguments, flatten_options
 
 NAME = "explain"
@@ -88,6 +87,7 @@ def _explain_measured(
     from rlplan.foreign.tracebacks.explain import MemoryAnswer, explain_alone, explain_job, explain_script
     from rlplan.foreign.tracebacks.read import read_out_of_memory
     from rlplan.planner.answers.measured_step import StepReport, explain_step
+    from rlplan.sources import split_words
     from rlplan_cli.render.measured import show_answer, show_step
     from rlplan_cli.render.terminal import print_json
     from rlplan_cli.render.waiting import waiting
