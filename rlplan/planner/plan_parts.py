@@ -286,5 +286,5 @@ def explain_impossible(impossible: tuple[Considered, ...], of_the_job: Iterable[
         where="placement.placement, training.zero_stage, hardware.num_devices",
         rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
         way_out=extract_keys(reasons)
-        or "leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
+        or "set placement.placement and training.zero_stage to auto, or change hardware.num_devices",
     )

@@ -258,8 +258,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise SpecError(
             f"{path} cannot be written: {error.strerror}",
             where=str(error.filename or path),
-            rule="a writable place",
-            way_out="name another place, or change its permissions",
+            rule="the path must be writable",
+            way_out="name another path, or change its permissions",
         ) from None
 
 

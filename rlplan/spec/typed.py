@@ -537,7 +537,7 @@ def _take_names(reading: Reading, text: str, verb: str) -> str:
         _read_sentence(whole, text.replace(match[0], near), verb)
         whole.keys = {"policy": USUAL_MODEL, "hardware": USUAL} | whole.keys
         raise SpecError(
-            f"algorithm '{match[0]}' is not planned",
+            f"algorithm '{match[0]}' is not supported",
             where=WHERE,
             rule=f"one of {', '.join(ALGORITHMS)}",
             way_out=f"rlplan {verb} {whole.command}",

@@ -111,7 +111,7 @@ def check_change(spec: JobSpec, change: Change) -> None:
             f"'{change.typed}' changes nothing",
             where="command line",
             rule="a what-if must change the job",
-            way_out="another value, or another key of docs/job.md",
+            way_out="set another value, or override another key (docs/job.md)",
         )
 
 

@@ -241,7 +241,7 @@ def explain_empty_selection(typed: Sequence[str], left_out: dict[str, str]) -> S
     return SpecError(
         f"none of {len(left_out)} clusters is available" if left_out else "no cluster is named",
         where=WHERE if typed else "command line: --budget-per-hour",
-        rule=words or "a number of GPUs and their kind",
+        rule=words or "a cluster is written as COUNTxGPU",
         way_out=f"raise the budget{', or leave --hardware out for all kinds that it buys' * bool(typed)}"
         if left_out
         else "--hardware 8xH100,16xL40S",

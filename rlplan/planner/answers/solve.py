@@ -137,7 +137,7 @@ class _Question:
             raise SpecError(
                 f"{key} has no largest value: {asked.algorithm.name} generates nothing",
                 where=key,
-                rule="without generation there is no engine, and the data fix the number of responses",
+                rule=f"{asked.algorithm.name} learns from answers in the data: no engine runs, and the number of responses is fixed",
                 way_out="rlplan solve max_response_len, or another algorithm",
             )
         self.asked, self.key, self.listen = asked, key, listen
@@ -212,7 +212,7 @@ class _Question:
         return NoFeasiblePlanError(
             f"no value of {self.key} fits, not even {self.name(smallest)}",
             where=self.key,
-            rule=outcome.why or "memory of a GPU in the worst case",
+            rule=outcome.why or "a GPU runs out of memory in the worst case",
             way_out="`rlplan plan JOB` names other changes that make it fit",
         )
 

@@ -83,7 +83,7 @@ def _set_key(data: Any, keys: list[str], value: Any, override: str) -> Any:
         raise SpecError(
             f"override '{override}' leads through {shorten_value(data)}, which has no keys",
             where="command line",
-            rule="a dotted path through mappings; a list is set as a whole",
+            rule="a dotted path leads through mappings; set a list as a whole",
             way_out=f"{override.partition('=')[0].removesuffix('.' + '.'.join(keys))}='[{{...}}]', or in the job file",
         )
     inner = value if len(keys) == 1 else _set_key(data.get(keys[0], {}), keys[1:], value, override)

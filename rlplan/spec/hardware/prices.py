@@ -137,7 +137,7 @@ def _check_date(date: str, today: dt.date, where: str) -> None:
         raise SpecError(
             f"a price was read on {date}, today is {today}",
             where=where,
-            rule="a day of the calendar that has been",
+            rule="the date is a day of the calendar, not in the future",
             way_out="correct the date, or this machine's clock",
         )
 

@@ -183,4 +183,6 @@ def _are_numbers(value: Any) -> TypeGuard[list[int]]:
 
 
 def _refuse(path: Path, what: str, rule: str) -> NoReturn:
-    raise SpecError(what, where=str(path), rule=rule, way_out="give a whole safetensors checkpoint")
+    raise SpecError(
+        what, where=str(path), rule=rule, way_out="download the checkpoint again; its file is incomplete or damaged"
+    )

@@ -113,7 +113,7 @@ def _head_dim(family: Family, text: Config, fields: Fields) -> int:
         raise SpecError(
             f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
             where=f"{text.where}: {text.key_path(family.key('num_attention_heads'))}",
-            rule="head_dim is hidden_size / num_attention_heads unless head_dim",
+            rule="head_dim is hidden_size / num_attention_heads unless config.json has head_dim",
             way_out="give head_dim",
         )
     return head_dim or hidden // heads
