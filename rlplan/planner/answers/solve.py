@@ -137,7 +137,7 @@ class _Question:
             raise SpecError(
                 f"{key} has no largest value: {asked.algorithm.name} generates nothing",
                 where=key,
-                rule=f"{asked.algorithm.name} learns from answers in the data: no engine runs, and the number of responses is fixed",
+                rule="it learns from answers in the data: no engine runs, and the number of responses is fixed",
                 way_out="rlplan solve max_response_len, or another algorithm",
             )
         self.asked, self.key, self.listen = asked, key, listen
