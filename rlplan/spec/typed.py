@@ -78,8 +78,6 @@ _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|\bhf:(?:
 _ID = re.compile(r"(?<!\S)(?:[.~][\w.~-]*|[A-Za-z][\w.-]+)?/(?=[\w.-]{2})[\w./-]+(?!\S)")
 RENTED = "8xh100-sxm,8xa100-sxm-80gb,8xl40s,8xrtx-4090"
 """Clusters that a question for the cheapest way compares."""
-MOST_NAMED = 5
-"""Most words of a model's name within a sentence."""
 MOST_GPUS = 256
 """Most GPUs that a question for their number considers."""
 
@@ -565,11 +563,11 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
     if "policy" in reading.keys:
         reading.assumed.append(f"ignored: {' '.join(words)}")
         return
-    from rlplan.spec.models.names import match_model
+    from rlplan.spec.models.names import find_inner_name, match_model
 
     name = " ".join(words)
     match = match_model(name)
-    if not match.id and (inner := _find_inner_name(words)):
+    if not match.id and (inner := find_inner_name(words)):
         reading.assumed.append(f"ignored: {' '.join(word for word in words if word not in inner)}")
         name = " ".join(inner)
         match = match_model(name)
@@ -587,16 +585,3 @@ def _take_model(reading: Reading, text: str, verb: str) -> None:
         raise SpecError(
             error.what, where=error.where, rule=error.rule, way_out=f"rlplan {verb} {whole.command}"
         ) from None
-
-
-def _find_inner_name(words: Sequence[str]) -> list[str]:
-    """The longest run of words that names one model, if the others name no size and no model; else empty."""
-    from rlplan.spec.models.names import has_family, match_model
-
-    for length in range(min(len(words) - 1, MOST_NAMED), 0, -1):
-        for start in range(len(words) - length + 1):
-            inner, outer = list(words[start : start + length]), [*words[:start], *words[start + length :]]
-            match = match_model(" ".join(inner))
-            if match.id and not match.ignored and has_family(inner) and not has_family(outer, or_size=True):
-                return inner
-    return []

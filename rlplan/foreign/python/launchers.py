@@ -1,6 +1,7 @@
 """The command line that a Python program of slime or miles builds and starts.
 
-In: a program that calls `execute_train(train_args=..., train_script=...)`. Out: the words of the command, with places.
+In: a program of slime or miles that calls `execute_train(train_args=..., train_script=...)`. Out: the words of the
+command, with places.
 Left out: following the program (statements.py), the options (foreign/command_lines.py).
 """
 

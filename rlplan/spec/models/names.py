@@ -13,7 +13,7 @@ with the fewest further words come first, then the newest version.
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log2
@@ -22,6 +22,8 @@ from typing import Any
 
 from rlplan.spec.base import Spec
 
+MOST_NAMED = 5
+"""Most words of a model's name within a sentence."""
 FOLDER = Path(__file__).resolve().parent.parent / "architectures"
 
 
@@ -245,3 +247,14 @@ def _count_parameters(size: str) -> float:
     """
     times, _, number = size.lstrip("a").rpartition("x")
     return float(times or 1) * float(number[:-1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[number[-1]]
+
+
+def find_inner_name(words: Sequence[str]) -> list[str]:
+    """The longest run of words that names one model, if the others name no size and no model; else empty."""
+    for length in range(min(len(words) - 1, MOST_NAMED), 0, -1):
+        for start in range(len(words) - length + 1):
+            inner, outer = list(words[start : start + length]), [*words[:start], *words[start + length :]]
+            match = match_model(" ".join(inner))
+            if match.id and not match.ignored and has_family(inner) and not has_family(outer, or_size=True):
+                return inner
+    return []

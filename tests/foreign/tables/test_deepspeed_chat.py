@@ -63,10 +63,10 @@ def test_the_reference_is_a_copy_also_beside_adapters(tmp_path: Path) -> None:
 
 
 def test_adapters_have_a_learning_rate_and_a_scale_of_their_own(tmp_path: Path) -> None:
-    """dschat/utils: utils.py (get_optimizer_grouped_parameters), module/lora.py (lora_scaling / lora_dim)."""
+    """Source: dschat/utils, utils.py (get_optimizer_grouped_parameters), module/lora.py (lora_scaling / lora_dim)."""
     job = import_script(tmp_path, COMMON + "--learning_rate 1e-4 --lora_dim 128 --only_optimize_lora")
     assert job.training.lora is not None
     assert (job.algorithm.learning_rate, job.training.lora.alpha) == (5e-4, 1)
-    given = import_script(tmp_path, COMMON + "--lora_learning_rate 2e-4 --lora_dim 128 --only_optimize_lora")
-    assert given.algorithm.learning_rate == 2e-4
+    stated = import_script(tmp_path, COMMON + "--lora_learning_rate 2e-4 --lora_dim 128 --only_optimize_lora")
+    assert stated.algorithm.learning_rate == 2e-4
     assert import_script(tmp_path, COMMON + "--learning_rate 1e-4").algorithm.learning_rate == 1e-4

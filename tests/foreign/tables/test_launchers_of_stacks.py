@@ -444,7 +444,10 @@ def test_the_teacher_of_miles_is_listed_as_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpu", "num_tokens"), [("H100", 8192), ("A100", 2048), ("B200", 16384)])
 def test_the_server_of_prime_rl_has_vllm_s_defaults_of_a_server(gpu: str, num_tokens: int, tmp_path: Path) -> None:
-    """src/prime_rl/inference/vllm/server.py calls vLLM's run_server; vllm/engine/arg_utils.py (get_batch_defaults)."""
+    """Source: src/prime_rl/inference/vllm/server.py calls vLLM's run_server.
+
+    Source of the numbers: vllm/engine/arg_utils.py (get_batch_defaults).
+    """
     (tmp_path / "p.toml").write_text(PRIME_RL)
     data = convert(read_source(tmp_path / "p.toml", None), gpu, None).data
     assert data["rollout"]["max_num_batched_tokens"] == num_tokens

@@ -94,7 +94,7 @@ def test_a_reference_under_fsdp_lies_on_the_host_whatever_its_own_key_says(
 
 
 def test_a_policy_loss_that_is_not_modelled_has_a_note(tmp_path: Path) -> None:
-    """core_algos.py registers twelve policy losses; three of them are modelled."""
+    """verl's core_algos.py registers twelve policy losses; three of them are modelled."""
     for loss, has_note in (("geo_mean", True), ("gspo", False), ("vanilla", False)):
         notes = import_settings(tmp_path, {f"{ACTOR}policy_loss.loss_mode": loss}).notes
         assert any("predicted as GRPO's" in note for note in notes) is has_note

@@ -59,9 +59,9 @@ ONE_TRAINS = ("placement.num_generation_devices=7", "training.zero_stage=auto", 
 SLOW_NETWORKS = [
     ("2xrtx-4090-4x", "delta", "placement.max_staleness=1"),
     ("2xrtx-4090-4x", "delta", *ONE_TRAINS),
-    ("2xrtx-4090-4x", "disk", *ONE_TRAINS, "hardware.host_memory=18GiB"),
+    ("2xrtx-4090-4x", "nccl", *ONE_TRAINS, "hardware.host_memory=18GiB"),
     pytest.param(
-        ("2xrtx-4090-4x", "disk", "rollout.dtype=float32", "placement.max_staleness=1"), marks=pytest.mark.nightly
+        ("2xrtx-4090-4x", "nccl", "rollout.dtype=float32", "placement.max_staleness=1"), marks=pytest.mark.nightly
     ),
     ("1xrtx-4090-4x", "nccl", "placement.max_staleness=1"),
     ("2xrtx-4090-8x", "nccl", "placement.num_generation_devices=8", "rollout.tp=auto", "rollout.max_num_seqs=auto"),

@@ -127,7 +127,7 @@ def test_disk_is_written_once_and_read_once():
 
 
 def test_files_are_written_as_fast_as_prime_rl_s_baselines_say():
-    """Seconds outside the steps (tokens / throughput - step_time) in benchmarks/baselines of prime-rl v0.4.0."""
+    """Source: prime-rl v0.4.0, benchmarks/baselines: seconds outside the steps (tokens / throughput - step_time)."""
     measured = {"Qwen/Qwen3-0.6B": 0.74, "Qwen/Qwen3-4B": 5.14, "Qwen/Qwen3-30B-A3B": 36.7}
     for name, outside_s in measured.items():
         assert sync.write_cost(2 * model_by_name(name).num_parameters, cluster(8)).seconds == pytest.approx(
