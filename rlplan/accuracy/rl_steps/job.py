@@ -133,6 +133,8 @@ def _read_release(settings: RunSettings, framework: str, text: str) -> str:
     stated = re.search(r"\d+\.\d+(\.\d+)*", str(settings.raw("version") or ""))
     implied = (release for words, release in FIRST_RELEASES.items() if re.search(words, text))
     version = stated.group() if stated else next(implied, USUAL_RELEASES.get(framework))
+    if version and not stated:
+        settings.assume("release", version)
     return f"{framework}@{version}" if version else framework
 
 
