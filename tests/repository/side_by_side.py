@@ -49,6 +49,7 @@ PREDICTED_POINTS = (
     "tests/accuracy/test_bounds.py",
     "tests/benchmarks/test_intervals.py",
     "tests/accuracy/test_serving_points.py",
+    "tests/benchmarks/test_accuracy_evidence.py",
 )
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""
 OUR_SOURCES = (
